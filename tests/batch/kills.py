@@ -52,12 +52,14 @@ def go(
     settings: dict[str, Any] | None = None,
     told: Callable[[Entry], None] = lambda entry: None,
     size: int = 3,
+    parameters: dict[str, Any] | None = None,
 ) -> Outcome:
     """Run over the images, three in a batch."""
     folder.mkdir(exist_ok=True)
     wanted = Wanted(folder, method, raw=True, packed=True, statistics=True)
+    work = Work(Asked(ask(method, parameters), Preprocessing()), wanted)
     with Journal(folder / f"journal.{shard[0]}.jsonl", settings or {"method": method}) as journal:
-        return run(model, Ledger(items, journal, Batches(size, *shard), told), Work(Asked(ask(method), Preprocessing()), wanted))
+        return run(model, Ledger(items, journal, Batches(size, *shard), told), work)
 
 
 def files_of(folder: Path) -> Files:

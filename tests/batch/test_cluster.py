@@ -98,6 +98,21 @@ def test_a_cluster_that_fails_is_told_in_one_line(items: list[Item], tmp_path: P
         run_on_ray(tiny.vit, "", Ledger(items, journal, Batches(SIZE)), cluster.work(tmp_path), Actors())
 
 
+def test_a_cluster_that_cannot_be_reached_is_told_in_one_line(
+    items: list[Item], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_options: Any) -> None:
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr("ray.init", fail)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with (
+        Journal(tmp_path / "journal.jsonl", {}) as journal,
+        pytest.raises(ModelError, match=r"no cluster of Ray can be reached at 10.0.0.1:6379 \(no answer\). Check RAY_ADDRESS"),
+    ):
+        run_on_ray(tiny.vit, "", Ledger(items, journal, Batches(SIZE)), cluster.work(tmp_path), Actors())
+
+
 def test_the_number_of_actors() -> None:
     assert actor_count({"CPU": 8}, Actors(), 1) == 8
     assert actor_count({"CPU": 8}, Actors(), 3) == 2

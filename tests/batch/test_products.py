@@ -95,7 +95,7 @@ def test_damaged_statistics_are_named(made: tuple[Path, list[Entry]], tmp_path: 
     changed: Any = json.loads(whole)
     changed[0].pop("layers")
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
-        journal.add([Entry(0, source, "", ("statistics/00000000.json",))])
+        journal.add([Entry(0, source, "00", "", ("statistics/00000000.json",))])
     for content in (whole[:-9], "[1]", json.dumps(changed), "\x00"):
         (tmp_path / "statistics" / "00000000.json").write_text(content)
         with pytest.raises(OutputError, match=r"00000000.json: is damaged"):

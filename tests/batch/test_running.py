@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from PIL import Image
 from tests import tiny
 from tests.batch import kills
 from tests.batch.kills import COUNT, files_of, go
-from visattn import explain, load_map
-from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Outcome, Wanted, Work, items_of, run
-from visattn.errors import OutputError
+from visattn import explain, load_map, load_maps
+from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Outcome, Wanted, Work, check_outputs, items_of, run, work
+from visattn.drawing.pictures import to_png
+from visattn.errors import MapError, OptionError, OutputError, ResourceError
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
 
@@ -82,24 +85,49 @@ def test_shards_together_give_the_whole(model: Any, photos: Path, tmp_path: Path
 def test_two_runs_do_not_write_one_journal(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", {}), pytest.raises(OutputError, match="another run writes it"):
         Journal(tmp_path / "journal.jsonl", {})
-    with pytest.raises(OutputError, match=r"other settings \(method None -> rollout\)"):
+    with Journal(tmp_path / "journal.jsonl", {"method": "heads"}) as journal:  # nothing was done with the other settings
+        assert journal.new
+        journal.add([Entry(0, "a.png", "a", "12")])
+    with pytest.raises(OutputError, match=r"other settings \(method heads -> rollout\)"):
         Journal(tmp_path / "journal.jsonl", {"method": "rollout"})
 
 
 def test_a_torn_line_is_dropped_and_a_damaged_journal_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, {"a": 1}) as journal:
-        journal.add([Entry(0, "a.png", "12", ("a.x.png",)), Entry(1, "b.png", "", (), "no")])
+        journal.add([Entry(0, "a.png", "a", "12", ("a.x.png",)), Entry(1, "b.png", "b", "", (), "no")])
     whole = path.read_bytes()
     for cut in range(1, len(whole.splitlines(keepends=True)[-1])):
         path.write_bytes(whole[:-cut])
         with Journal(path, {"a": 1}) as journal:
-            assert journal.known == {0: Entry(0, "a.png", "12", ("a.x.png",))}
-            journal.add([Entry(1, "b.png", "", (), "no")])
+            assert journal.known == {0: Entry(0, "a.png", "a", "12", ("a.x.png",))}
+            journal.add([Entry(1, "b.png", "b", "", (), "no")])
         assert path.read_bytes() == whole
-    path.write_bytes(whole.replace(b"[1,", b"{1,"))
-    with pytest.raises(OutputError, match="is damaged"):
-        Journal(path, {"a": 1})
+    for damaged in (whole.replace(b"[1,", b"{1,"), b"[]\n", b"{}\n", b'{"settings": 3}\n'):
+        path.write_bytes(damaged)
+        with pytest.raises(OutputError, match="is damaged"):
+            Journal(path, {"a": 1})
+
+
+def test_a_full_disk_is_told_by_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            self.flush()
+
+    def fill() -> None:
+        with Journal(tmp_path / "journal.jsonl", {}) as journal:
+            whole = journal._stream
+            monkeypatch.setattr(journal, "_stream", Full())
+            try:
+                journal.add([Entry(0, "a.png", "a", "12")])
+            finally:
+                whole.close()
+
+    with pytest.raises(ResourceError, match=r"journal.jsonl: disk full"):
+        fill()
 
 
 def test_one_image_at_fault_leaves_the_others(model: Any, tmp_path: Path) -> None:
@@ -115,6 +143,117 @@ def test_one_image_at_fault_leaves_the_others(model: Any, tmp_path: Path) -> Non
     assert outcome == Outcome(2, 0, 1)
     assert "pixel 30,5" in entries[1].error
     assert sorted(path.name for path in out.glob("*.png")) == ["a.attention.png", "c.attention.png"]
+
+
+def test_errors_of_any_kind_of_one_image_leave_the_others(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(picture: Any, provenance: Any) -> bytes:
+        errors = {"01": ZeroDivisionError("no cause"), "02": MapError("no map"), "03": MemoryError()}
+        for name, error in errors.items():
+            if Path(provenance.image).stem == name:
+                raise error
+        return to_png(picture, provenance)
+
+    monkeypatch.setattr(work, "to_png", refuse)
+    (tmp_path / "photos").mkdir()
+    for file in sorted(photos.iterdir())[:5]:
+        (tmp_path / "photos" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "photos" / ("a" * 250 + ".png")).write_bytes((photos / "00.png").read_bytes())
+    entries: list[Entry] = []
+    assert go(model, items_of([tmp_path / "photos"]), tmp_path / "out", told=entries.append) == Outcome(2, 0, 4)
+    assert {entry.number: entry.error for entry in entries if entry.error} == {
+        1: "internal error of visattn (ZeroDivisionError: no cause). Please report it.",
+        2: "no map",
+        3: "out of memory. Choose a smaller image.",
+        5: "its name is too long for files that are named by it. Rename it to at most 243 bytes.",
+    }
+    assert {name for name, _, _ in load_maps(tmp_path / "out" / "maps" / "00000000.rollout.tar")} == {"00"}
+
+
+def test_what_is_the_fault_of_an_option_ends_the_run_at_once(model: Any, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="got 99"):
+        go(model, items_of([photos]), tmp_path / "out", method="attention", parameters={"layer": 99})
+    assert go(model, items_of([photos]), tmp_path / "out").written == COUNT - 1  # the journal holds nothing, so it is free
+
+
+@pytest.mark.filterwarnings("ignore:the map is constant")
+def test_warnings_are_in_the_journal(photos: Path, tmp_path: Path) -> None:
+    model: Any = tiny.vit()
+    torch.nn.init.zeros_(model.head.weight)
+    entries: list[Entry] = []
+    for _ in range(2):
+        go(model, items_of([photos / "00.png"]), tmp_path / "out", method="gradcam", told=entries.append)
+    assert [entry.warnings for entry in entries] == [explain(model, photos / "00.png", method="gradcam").provenance.warnings] * 2
+    assert "the map is zero everywhere" in entries[1].warnings[-1]
+
+
+def test_images_that_fail_later_lose_their_files(model: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for file in sorted(photos.iterdir())[:4]:
+        (tmp_path / "photos" / file.name).write_bytes(file.read_bytes())
+    items, out = items_of([tmp_path / "photos"]), tmp_path / "out"
+    assert go(model, items, out).written == 4
+    (tmp_path / "photos" / "01.png").write_bytes(b"nothing")
+    (tmp_path / "photos" / "03.png").write_bytes(b"nothing")
+    assert go(model, items, out) == Outcome(2, 0, 2)
+    assert sorted(files_of(out)) == [
+        *(f"0{number}.rollout.{end}" for number in (0, 2) for end in ("npz", "png")),
+        "maps/00000000.rollout.tar",
+        "statistics/00000000.json",
+    ]
+
+
+def test_a_batch_from_which_images_are_removed_is_computed_again_once(model: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for file in sorted(photos.iterdir())[:5]:
+        (tmp_path / "photos" / file.name).write_bytes(file.read_bytes())
+    out = tmp_path / "out"
+    go(model, items_of([tmp_path / "photos"]), out)
+    (tmp_path / "photos" / "04.png").unlink()
+    assert go(model, items_of([tmp_path / "photos"]), out) == Outcome(1, 3, 0)
+    assert [name for name, _, _ in load_maps(out / "maps" / "00000003.rollout.tar")] == ["03"]
+    assert go(model, items_of([tmp_path / "photos"]), out) == Outcome(0, 4, 0)
+
+
+def test_images_whose_names_change_are_computed_again(model: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes((photos / "00.png").read_bytes())
+    go(model, items_of([tmp_path / "photos"]), tmp_path / "out", size=1)
+    (tmp_path / "photos" / "a.png").write_bytes((photos / "01.png").read_bytes())
+    assert go(model, items_of([tmp_path / "photos"]), tmp_path / "out", size=1) == Outcome(2, 0, 0)
+    assert {"a.jpg.rollout.png", "a.png.rollout.png"} <= set(files_of(tmp_path / "out"))
+
+
+def checked(inputs: list[Path], folder: Path, settings: Any = None) -> None:
+    """Check the outputs of a run with pictures and packed maps, one image in a batch."""
+    items = items_of(inputs)
+    with Journal(folder / "journal.jsonl", settings or {}) as journal:
+        check_outputs(Wanted(folder, "rollout", packed=True), items, range(len(items)), 1, journal)
+
+
+def test_nothing_else_is_replaced(photos: Path, tmp_path: Path) -> None:
+    for name in ("a.png", "a.rollout.png", "b/a.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((photos / "00.png").read_bytes())
+    with pytest.raises(OutputError, match=r"/a.rollout.png: is an image of this run, and would be replaced. Choose another"):
+        checked([tmp_path / "a.png", tmp_path / "a.rollout.png"], tmp_path)
+    with pytest.raises(OutputError, match=r"/a.rollout.png: exists already, and no journal of this run names it. Choose another"):
+        checked([tmp_path / "a.png"], tmp_path, {"other": 1})
+    out = tmp_path / "out"
+    out.mkdir()
+    checked([tmp_path / "a.png"], out)
+    (out / "a.rollout.png").write_bytes(b"of a run that was killed")
+    checked([tmp_path / "a.png"], out)
+    with Journal(out / "journal.jsonl", {}) as journal:
+        journal.add([Entry(0, str(tmp_path / "a.png"), "a", "12", ("a.rollout.png", "maps/00000000.rollout.tar"))])
+    checked([tmp_path / "b", tmp_path / "a.png"], out)
+    with pytest.raises(OutputError, match=r"out/a.rollout.png: is of another image, .*/a.png, and would be replaced"):
+        checked([tmp_path / "b"], out)
+    (tmp_path / "new" / "maps").mkdir(parents=True)
+    (tmp_path / "new" / "maps" / "00000000.rollout.tar").write_bytes(b"")
+    with pytest.raises(OutputError, match=r"new/maps/00000000.rollout.tar: exists already"):
+        checked([tmp_path / "b"], tmp_path / "new")
 
 
 @pytest.mark.full

@@ -62,6 +62,9 @@ def test_names_are_distinct(tmp_path: Path) -> None:
         ("x.txt:", ImageError, "lists no images"),
         ("x.csv:label\n1\n", OptionError, "must have a column image, path, file or filename"),
         ("x.txt:\udcff", ImageError, "cannot be read as text"),
+        ("x.txt:/", ImageError, "'/' names no file"),
+        ("x.csv:image\n", ImageError, "lists no images"),
+        ('x.csv:image\n"' + "a" * 200_000, ImageError, "cannot be read as CSV"),
     ],
 )
 def test_bad_lists_are_refused(content: str, error: type[Exception], message: str, tmp_path: Path) -> None:
@@ -78,6 +81,27 @@ def test_nothing_is_refused(tmp_path: Path) -> None:
         items_of([str(tmp_path / "*.png")])
     with pytest.raises(ImageError, match="no photos"):
         items_of([tmp_path])
+    with pytest.raises(ImageError, match=r"none.png: no such file; check the path"):
+        items_of([tmp_path / "none.png"])
+    with pytest.raises(ImageError, match="is the output folder too"):
+        items_of([tmp_path], but=tmp_path)
+
+
+def test_results_are_no_inputs(photos: Path) -> None:
+    found = [Path(item.source) for item in items_of([str(photos / "**" / "*.png")], but=photos / "out")]
+    assert photos / "out" / "f.png" not in found
+    assert photos / "cats" / "a.png" in found
+
+
+def test_addresses_may_be_long_and_links_dead(tmp_path: Path) -> None:
+    address = "https://example.org/a.png?" + "key" * 200
+    assert [item.source for item in items_of([address])] == [address]
+    (tmp_path / "dead.png").symlink_to(tmp_path / "gone.png")
+    (item,) = items_of([tmp_path / "dead.png"])
+    with pytest.raises(ImageError, match="link to a missing file"):
+        item.photo()
+    (tmp_path / "list.txt").write_text("photo:coffee\n")
+    assert [item.source for item in items_of([tmp_path / "list.txt", "photo:chelsea"])] == ["photo:coffee", "photo:chelsea"]
 
 
 def shard(folder: Path, *, mode: str = "w") -> Path:
@@ -119,6 +143,32 @@ def test_tar_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     file.write_bytes(b"nothing")
     with pytest.raises(ImageError, match="is no tar file, or damaged"):
         items_of([file])
+
+
+def test_tar_files_that_are_damaged_in_the_middle_are_refused(tmp_path: Path) -> None:
+    whole = shard(tmp_path).read_bytes()
+    with tarfile.open(tmp_path / "shard-0.tar") as packed:
+        starts = [member.offset for member in packed][1:]
+    for start in starts:
+        for damaged in (whole[:start], whole[: start + 100], whole[:start] + b"\xff" * 512 + whole[start + 512 :]):
+            (tmp_path / "shard-0.tar").write_bytes(damaged)
+            with pytest.raises(ImageError, match=r"shard-0.tar: is (no tar file, or )?damaged"):
+                items_of([tmp_path / "shard-0.tar"])
+
+
+def test_links_in_tar_files_are_followed_and_hidden_files_left_out(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    (tmp_path / "b.png").hardlink_to(tmp_path / "a.png")
+    (tmp_path / "._a.png").write_bytes(b"of macOS")
+    with tarfile.open(tmp_path / "x.tar", "w") as packed:
+        for name in ("a.png", "b.png", "._a.png"):
+            packed.add(tmp_path / name, name)
+    items = items_of([tmp_path / "x.tar"])
+    assert [item.name for item in items] == ["x/a", "x/b"]
+    assert [item.photo().getpixel((0, 0)) for item in items] == [(255, 0, 0)] * 2
+    (tmp_path / "x.tar").unlink()
+    with pytest.raises(ImageError, match=r"x.tar: cannot be read"):
+        items[0].photo()
 
 
 def test_datasets_of_a_function(tmp_path: Path) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests import tiny
 from tests.cli.test_commands import TINY, Run, run
+from visattn.batch import Asked, Wanted
+from visattn.batch.statistics import in_turn
+from visattn.cli.batch import _settings
+from visattn.pipeline.preprocessing import Preprocessing
+from visattn.pipeline.question import ask
+from visattn.pipeline.targets import Target
 
 __all__ = ["run"]
 
@@ -86,6 +95,86 @@ def test_bad_options_are_refused(given: list[str], message: str, run: Run, photo
     assert code != 0
     assert message in err
     assert not (photos.parent / "out").exists()
+
+
+def test_a_name_that_is_wrong_is_told_before_anything_is_made(run: Run, photos: Path) -> None:
+    code, _, err = run("batch", photos.parent / "fotos", *TINY, "-o", "out")
+    assert code == 3
+    assert err.strip().endswith("fotos: no such file; check the path")
+    code, _, err = run("batch", photos, *TINY, "-o", photos / "a.png" / "out")
+    assert code == 2
+    assert "a.png/out: cannot be written (" in err
+    code, _, err = run("batch", photos, *TINY, "-o", "out", "--mass", "7")
+    assert code == 2
+    assert "mass must be a number from 0 to 1, got 7" in err
+    assert not (photos.parent / "out").exists()
+
+
+def test_an_option_that_fits_no_image_ends_the_run(run: Run, photos: Path) -> None:
+    code, _, err = run("batch", photos, *TINY, "-o", "out", "--method", "gradcam", "--target", "99999")
+    assert code == 2
+    assert err.count("99999") == 1
+    assert run("batch", photos, *TINY, "-o", "out", "--method", "gradcam", "--target", "1")[0] == 1
+
+
+def test_results_of_another_run_are_not_replaced(run: Run, photos: Path) -> None:
+    assert run("batch", photos / "a.png", *TINY, "-o", "out")[0] == 0
+    (photos / "more" / "c.png").rename(photos / "more" / "a.png")
+    code, _, err = run("batch", photos / "more", *TINY, "-o", "out")
+    assert code == 2
+    assert "out/a.overlay.png: is of another image, " in err
+    code, _, err = run("batch", photos / "a.png", *TINY, "-o", photos)
+    assert code == 0
+    (photos / "journal.jsonl").unlink()
+    code, _, err = run("batch", photos / "a.png", *TINY, "-o", photos)
+    assert "a.overlay.png: exists already, and no journal of this run names it" in err
+
+
+def test_warnings_are_told_once_with_their_number(run: Run, photos: Path) -> None:
+    (photos / "d.png").unlink()
+    for _ in range(2):
+        _, _, err = run("batch", photos, *TINY, "-o", "out")
+        assert [line for line in err.splitlines() if "warning" in line] == [
+            "visattn: warning: the weights are random; the map shows nothing about a trained model (3 images)"
+        ]
+
+
+def test_what_decides_the_files_is_in_the_journal(photos: Path) -> None:
+    options = {
+        "model": "own",
+        "batch_size": 2,
+        **dict.fromkeys(("img_size", "resize", "mean", "std", "max_pixels", "color_profile")),
+    }
+    model: Any = tiny.vit()
+    wanted = Wanted(photos, "overlay")
+
+    def settings(model: Any, **target: Any) -> Any:
+        return _settings(options, model, Asked(ask("gradcam", {}, Target(**target)), Preprocessing()), wanted)
+
+    usual = settings(model, prompt="a photo of a small brown dog on a green sofa")
+    assert json.loads(json.dumps(usual)) == usual
+    assert usual != settings(model, prompt="a photo of a small brown dog on a green lawn")
+    names = [str(number) for number in range(9)]
+    assert settings(model, labels=names) != settings(model, labels=[*names[:-1], "9x"])
+    model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "input_size": (3, 32, 32)}
+    assert usual["input"] != settings(model, prompt="a photo of a small brown dog on a green sofa")["input"]
+
+
+def test_tables_of_parts_are_written_in_turn(tmp_path: Path) -> None:
+    began, ended = Event(), Event()
+
+    def other() -> None:
+        began.set()
+        with in_turn(tmp_path):
+            ended.set()
+
+    with in_turn(tmp_path):
+        thread = Thread(target=other)
+        thread.start()
+        began.wait()
+        assert not ended.wait(0.2)
+    assert ended.wait(5)
+    thread.join()
 
 
 def test_other_settings_and_a_file_as_output_are_refused(run: Run, photos: Path) -> None:

@@ -10,6 +10,8 @@ from threading import Barrier
 import torch
 from threadpoolctl import threadpool_limits
 
+from visattn.errors import ResourceError
+
 
 @contextmanager
 def pool(count: int) -> Iterator[ThreadPoolExecutor]:
@@ -22,7 +24,10 @@ def pool(count: int) -> Iterator[ThreadPoolExecutor]:
         count: Threads, 1 or more.
 
     Yields:
-        The pool.
+        The pool. After an error, what its threads have not begun is left.
+
+    Raises:
+        ResourceError: If so many threads cannot be started.
     """
     threads, begun = torch.get_num_threads(), Barrier(count + 1)
 
@@ -32,8 +37,15 @@ def pool(count: int) -> Iterator[ThreadPoolExecutor]:
         begun.wait()
 
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(count, initializer=begin) as found:
-        for _ in range(count):
-            found.submit(lambda: None)
-        begun.wait()
-        torch.set_num_threads(threads)  # of this thread, and of MKL for all
-        yield found
+        try:
+            for _ in range(count):
+                found.submit(lambda: None)
+            begun.wait()
+            torch.set_num_threads(threads)  # of this thread, and of MKL for all
+            yield found
+        except BaseException as error:
+            begun.abort()
+            found.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, RuntimeError) and "start new thread" in str(error):
+                raise ResourceError(f"{count} threads cannot be started. Pass fewer (--workers).") from error
+            raise

@@ -3,7 +3,21 @@
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.running import Batches, Ledger, Outcome, run
 from visattn.batch.sources import Item, items_of
-from visattn.batch.work import Wanted, Work
+from visattn.batch.wanted import Wanted, check_outputs
+from visattn.batch.work import Work
 from visattn.pipeline.batches import Asked
 
-__all__ = ["Asked", "Batches", "Entry", "Item", "Journal", "Ledger", "Outcome", "Wanted", "Work", "items_of", "run"]
+__all__ = [
+    "Asked",
+    "Batches",
+    "Entry",
+    "Item",
+    "Journal",
+    "Ledger",
+    "Outcome",
+    "Wanted",
+    "Work",
+    "check_outputs",
+    "items_of",
+    "run",
+]

@@ -175,7 +175,11 @@ def _distribute(
 
 
 def _connected() -> tuple[Any, bool]:
-    """Connect to the cluster, without Ray's messages; return the module, and whether this call connected it."""
+    """Connect to the cluster, without Ray's messages; return the module, and whether this call connected it.
+
+    Raises:
+        ModelError: If none can be reached.
+    """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import ray
@@ -187,7 +191,13 @@ def _connected() -> tuple[Any, bool]:
     context.enable_progress_bars = context.print_on_execution_start = False
     ours = not ray.is_initialized()
     if ours:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            address = os.environ.get("RAY_ADDRESS", "")
+            raise ModelError(
+                f"no cluster of Ray can be reached{' at ' * bool(address)}{printable(address)} ({first_line(error)}). Check RAY_ADDRESS."
+            ) from error
     return ray, ours
 
 

@@ -6,9 +6,10 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from visattn._support.checks import printable
 from visattn._support.files import refusal
@@ -22,17 +23,21 @@ class Entry(NamedTuple):
 
     Attributes:
         number: Number of the image in the run.
-        image: Its path, as it was given.
+        image: Its path, as it was given; empty if the run has no image of this number any more.
+        name: Path of its files, without an ending, relative to the output folder.
         sha256: Digest of its file; empty if it could not be read.
         outputs: Files that were written for it, relative to the output folder.
         error: Why there are none; empty if there are.
+        warnings: Why its results may mislead.
     """
 
     number: int
     image: str
+    name: str
     sha256: str
     outputs: tuple[str, ...] = ()
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Journal:
@@ -40,6 +45,7 @@ class Journal:
 
     Attributes:
         known: Last entry of each image, by its number.
+        new: Whether no run with these settings was begun before.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -54,6 +60,7 @@ class Journal:
         """
         self.path = path
         self.known: dict[int, Entry] = {}
+        self.new = False
         name = printable(str(path))
         try:
             self._stream = path.open("a+b")
@@ -86,17 +93,23 @@ class Journal:
         for other in sorted(self.path.parent.glob("journal*.jsonl")):  # parts of one run share the names of files
             if other != self.path and other.stat().st_size:
                 _check(printable(str(other)), _settings_of(other), told)
-        if not lines:
-            self._append([json.dumps(told)])
-            return
-        first, self.known = _parsed(name, lines)
-        _check(name, first, told)
+        if lines:
+            first, self.known = _parsed(name, lines)
+            if self.known or first == told:
+                _check(name, first, told)
+                return
+            self._stream.truncate(0)  # of a run that did nothing
+        self.new = True
+        self._append([json.dumps(told)])
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
         some = list(entries)
         self._append([json.dumps(list(entry)) for entry in some])
-        self.known |= {entry.number: entry for entry in some}
+        self.known |= {entry.number: entry for entry in some if entry.image}
+        for entry in some:
+            if not entry.image:
+                self.known.pop(entry.number, None)
 
     def _append(self, lines: Iterable[str]) -> None:
         try:
@@ -113,7 +126,8 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the file."""
-        self._stream.close()
+        with suppress(*([OSError] if error else [])):  # what could not be written was told
+            self._stream.close()
 
 
 def _check(name: str, first: Mapping[str, Any], told: Mapping[str, Any]) -> None:
@@ -123,22 +137,31 @@ def _check(name: str, first: Mapping[str, Any], told: Mapping[str, Any]) -> None
         OutputError: If it is not.
     """
     if first != told:
-        differs = _differs(first.get("settings", {}), told["settings"])
+        differs = _differs(first["settings"], told["settings"])
         raise OutputError(f"{name}: is of a run with other settings ({differs}). Choose another folder (-o/--output).")
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    with path.open() as stream:
-        return _parsed(printable(str(path)), [stream.readline()])[0]
+    with _reading(path) as stream:
+        return _parsed(printable(str(path)), [stream.readline().decode(errors="replace")])[0]
+
+
+def _reading(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        cause = (error.strerror or str(error)).lower()
+        raise OutputError(f"{printable(str(path))}: cannot be read ({cause}). Check its permissions.") from error
 
 
 def entries_of(path: Path) -> dict[int, Entry]:
     """Read the last entry of each image from a journal that another run may be writing.
 
     Raises:
-        OutputError: If it is damaged.
+        OutputError: If it is damaged, or cannot be read.
     """
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    with _reading(path) as stream:
+        whole, _, _ = stream.read().rpartition(b"\n")
     return _parsed(printable(str(path)), whole.decode(errors="replace").splitlines())[1] if whole else {}
 
 
@@ -146,10 +169,16 @@ def _parsed(name: str, lines: Sequence[str]) -> tuple[dict[str, Any], dict[int, 
     """Return the first line of a journal, and the last entry of each image."""
     try:
         first, *others = map(json.loads, lines)
-        entries = [Entry(number, image, sha256, tuple(outputs), error) for number, image, sha256, outputs, error in others]
-    except (ValueError, TypeError) as error:
+        if not isinstance(first["settings"], dict):
+            raise TypeError("settings")
+        entries = [
+            Entry(number, image, of, sha256, tuple(outputs), error, tuple(warnings))
+            for number, image, of, sha256, outputs, error, warnings in others
+        ]
+    except (ValueError, TypeError, KeyError) as error:
         raise OutputError(f"{name}: is damaged. Remove it to compute everything again.") from error
-    return first, {entry.number: entry for entry in entries}
+    last = {entry.number: entry for entry in entries}
+    return first, {number: entry for number, entry in last.items() if entry.image}
 
 
 def _differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from visattn._support.checks import first_line, printable
 from visattn.errors import ImageError
 
-_WILD = "*?["
+WILD = "*?["
 
 Found = tuple[str, Path, Callable[[], bytes]]
 
@@ -33,7 +33,7 @@ def remote_files(address: str, endings: Collection[str]) -> list[Found]:
     files, path = _opened(address)
     shown = printable(address)
     try:
-        if any(letter in path for letter in _WILD) and not files.exists(path):
+        if any(letter in path for letter in WILD) and not files.exists(path):
             found = [(file, PurePosixPath(file).name) for file in files.glob(path) if _is_image(file, endings)]
         elif files.isdir(path):
             every = (file for file in files.find(path) if _is_image(file, endings))

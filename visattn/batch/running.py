@@ -88,7 +88,8 @@ class Ledger:
 
     def settle(self, entries: Sequence[Entry]) -> None:
         """Enter the images of a batch in the journal."""
-        self._journal.add(entries)
+        gone = [Entry(number, "", "", "", error="not given any more") for number in self._gone(entries[-1].number + 1)]
+        self._journal.add([*entries, *gone])
         failed = sum(bool(entry.error) for entry in entries)
         written, kept, before = self.outcome
         self.outcome = Outcome(written + len(entries) - failed, kept, before + failed)
@@ -98,14 +99,19 @@ class Ledger:
     def _is_done(self, some: Sequence[Item], first: int) -> bool:
         for number, item in enumerate(some, start=first):
             entry = self._journal.known.get(number)
-            if entry is None or entry.error or entry.image != item.source:
+            if entry is None or entry.error or (entry.image, entry.name) != (item.source, item.name):
                 return False
             if (
                 not all((self._journal.path.parent / output).is_file() for output in entry.outputs)
                 or item.digest() != entry.sha256
             ):
                 return False
-        return True
+        return not self._gone(first + len(some))
+
+    def _gone(self, number: int) -> list[int]:
+        """Return the numbers, from this one to the end of its batch, of images that are not given any more."""
+        rest = range(number, -(-number // self._batches.size) * self._batches.size)
+        return [number for number in rest if number in self._journal.known]
 
 
 def run(model: nn.Module, ledger: Ledger, work: Work) -> Outcome:

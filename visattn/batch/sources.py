@@ -10,25 +10,27 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import NamedTuple
 
 from PIL import Image
 
 from visattn._support.checks import first_line, printable
-from visattn._support.files import is_file
+from visattn._support.files import exists, is_file, is_folder
 from visattn._support.own_code import is_function, made
 from visattn._support.types import MAX_PIXELS, ColorProfile
-from visattn.batch.remote import is_remote, remote_file, remote_files
-from visattn.data.sources import as_file, as_image, load_image
+from visattn.batch.remote import WILD, is_remote, remote_file, remote_files
+from visattn.data.sources import as_file, as_image, load_image, named
 from visattn.errors import ImageError, OptionError
 from visattn.images import FORMATS, decode, image_facts, stating
+from visattn.images.folders import endings_of_photos, photos_in
 
 COLUMNS = "image", "path", "file", "filename"
 _LISTS = ".txt", ".csv"
-_WILD = "*?["
 _PACKED = ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"
+
+_BLOCK = 512  # bytes of a header in a tar file, and of the zeros at its end
 
 Content = Callable[[], bytes | Image.Image]
 
@@ -116,20 +118,29 @@ def _of(given: str, but: Path | None) -> list[_Found]:
     if is_function(given):
         return _of_function(given)
     if is_remote(given):
-        return [_Found(*one) for one in remote_files(given, _endings())]
-    if path.is_dir():
-        return _in_folder(path, but)
-    if "://" in given:
+        return [_Found(*one) for one in remote_files(given, endings_of_photos())]
+    if "://" in given or named(given):
         return [_Found(given, Path(as_file(given).name))]
-    if any(letter in given for letter in _WILD) and not path.exists():
-        files = sorted(Path(file) for file in glob.glob(given, recursive=True))  # noqa: PTH207 - patterns may be absolute
-        if not files:
-            raise ImageError(f"{printable(given)}: no file fits this pattern. Check the path, and quote the pattern.")
-        return [image for file in files if file.is_file() for image in _of_file(file)]
+    if is_folder(path):
+        return _in_folder(path, but)
+    if any(letter in given for letter in WILD) and not exists(path):
+        return _fitting(given, None if but is None else but.resolve())
     return _of_file(path)
 
 
+def _fitting(pattern: str, but: Path | None) -> list[_Found]:
+    files = sorted(Path(file) for file in glob.glob(pattern, recursive=True))  # noqa: PTH207 - patterns may be absolute
+    files = [file for file in files if not is_folder(file) and (but is None or but not in file.resolve().parents)]
+    if not files:
+        raise ImageError(
+            f"{printable(pattern)}: no file fits this pattern, apart from the output folder. Check the path, and quote the pattern."
+        )
+    return [image for file in files for image in _of_file(file)]
+
+
 def _of_file(path: Path) -> list[_Found]:
+    if not (exists(path) or path.is_symlink()):
+        raise ImageError(f"{printable(str(path))}: no such file; check the path")
     if path.suffix.lower() in _LISTS and path.is_file():
         return _in_list(path)
     if path.suffix.lower() == ".tar" and path.is_file():
@@ -141,33 +152,16 @@ def _of_file(path: Path) -> list[_Found]:
     return [_Found(str(path), Path(as_file(path).name))]
 
 
-def _endings() -> set[str]:
-    return {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
-
-
 def _in_folder(folder: Path, but: Path | None) -> list[_Found]:
-    endings = _endings()
-    left_out = None if but is None else but.resolve()
-    refused: list[OSError] = []
-
-    def walk() -> Iterator[Path]:
-        seen = {left_out}
-        for place, folders, files in os.walk(folder, onerror=refused.append, followlinks=True):
-            if (real := Path(place).resolve()) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            folders[:] = sorted(child for child in folders if not child.startswith("."))
-            yield from (Path(place, file) for file in files if not file.startswith("."))
-
-    found = sorted(file for file in walk() if file.suffix.lower() in endings)
+    name = printable(str(folder))
+    if but is not None and but.resolve() == folder.resolve():
+        raise ImageError(f"{name}: is the output folder too. Choose another (-o/--output).")
+    found, refused = photos_in(folder, but)
     if refused:
         reason = (refused[0].strerror or str(refused[0])).lower()
         raise ImageError(f"{printable(str(refused[0].filename))}: cannot be read ({reason}). Check its permissions.")
     if not found:
-        raise ImageError(
-            f"{printable(str(folder))}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another."
-        )
+        raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another.")
     return [_Found(str(file), file.relative_to(folder)) for file in found]
 
 
@@ -177,8 +171,12 @@ def _in_list(file: Path) -> list[_Found]:
     except (OSError, UnicodeDecodeError) as error:
         raise ImageError(f"{printable(str(file))}: cannot be read as text ({error}). Save it as UTF-8.") from error
     if file.suffix.lower() == ".csv":
-        rows = list(csv.DictReader(text.splitlines()))
-        column = next((name for name in COLUMNS if rows and name in rows[0]), None)
+        try:
+            table = csv.DictReader(text.splitlines(keepends=True))
+            rows, names = list(table), table.fieldnames or ()
+        except csv.Error as error:
+            raise ImageError(f"{printable(str(file))}: cannot be read as CSV ({first_line(error)}).") from error
+        column = next((name for name in COLUMNS if name in names), None)
         if column is None:
             raise OptionError(
                 f"{printable(str(file))}: must have a column {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}. Add a header."
@@ -196,30 +194,46 @@ def _named_by(file: Path, line: str) -> _Found:
     """Return the image that a line of a list names."""
     if is_remote(line):
         return _Found(*remote_file(line))
-    source = line if "://" in line else str(file.parent / line)
-    return _Found(source, Path(as_file(source).name))
+    source = line if "://" in line or named(line) else str(file.parent / line)
+    name = Path(as_file(source).name)
+    if not name.name:
+        raise ImageError(f"{printable(str(file))}: '{printable(line)}' names no file.")
+    return _Found(source, name)
 
 
 def _in_shard(file: Path) -> Iterator[_Found]:
     """Yield the images of a tar file, in its order. Their places are noted, so that any thread can read any of them."""
-    endings, count = _endings(), 0
+    endings, count = endings_of_photos(), 0
+    places: dict[str, tuple[int, int]] = {}
     try:
         with tarfile.open(file, "r:") as shard:
             for member in shard:
-                if member.isreg() and Path(member.name).suffix.lower() in endings:
-                    count += 1
-                    name = Path(file.stem, *(part for part in Path(member.name).parts if part not in ("/", "..", ".")))
-                    yield _Found(str(file / member.name), name, partial(_part, file, member.offset_data, member.size))
-    except (OSError, tarfile.TarError) as error:
+                path = PurePosixPath(member.name)
+                if member.isreg():
+                    places[member.name] = member.offset_data, member.size
+                if path.suffix.lower() not in endings or path.name.startswith(".") or not (member.isreg() or member.islnk()):
+                    continue
+                count += 1
+                name = Path(file.stem, *(part for part in path.parts if part not in ("/", "..", ".")))
+                place = places[member.linkname if member.islnk() else member.name]
+                yield _Found(str(file / member.name), name, partial(_part, file, *place))
+            ended = _part(file, shard.offset, _BLOCK) == bytes(_BLOCK)
+    except (OSError, KeyError, tarfile.TarError) as error:
         raise ImageError(f"{printable(str(file))}: is no tar file, or damaged ({first_line(error)}). Make it again.") from error
+    if not ended:  # tarfile itself takes a damaged header for the end
+        raise ImageError(f"{printable(str(file))}: is damaged, or cut off, after {count} images. Make it again.")
     if not count:
         raise ImageError(f"{printable(str(file))}: no photos ({', '.join(FORMATS)}) in this tar file. Pass another.")
 
 
 def _part(file: Path, start: int, size: int) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(start)
-        return stream.read(size)
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            return stream.read(size)
+    except OSError as error:
+        cause = (error.strerror or str(error)).lower()
+        raise ImageError(f"{printable(str(file))}: cannot be read ({cause}). Check the path.") from error
 
 
 class _Dataset:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from visattn._support.checks import printable
+from visattn._support.types import Resize
 from visattn.batch.journal import entries_of
 from visattn.errors import OutputError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
@@ -39,13 +43,26 @@ def serialized(photos: Sequence[PhotoNumbers]) -> bytes:
     return json.dumps(told, allow_nan=False).encode()
 
 
-def collected(folder: Path, sources: Sequence[str], seed: int) -> Survey:
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a `with` block for the folder, so that tables of parts are not written one over the other."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some file systems of networks lock no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def collected(folder: Path, sources: Sequence[str], seed: int, resize: Resize = "auto") -> Survey:
     """Collect the statistics of a run and its other parts: of the files that the journals in its folder name.
 
     Args:
         folder: Output folder.
         sources: Source of each image of the run. What an earlier run wrote for others is left out.
         seed: Seed of the bootstrap.
+        resize: How the images were fitted to the model's input.
 
     Raises:
         OutputError: If a file is damaged.
@@ -55,7 +72,7 @@ def collected(folder: Path, sources: Sequence[str], seed: int) -> Survey:
         for entry in entries_of(journal).values():
             if entry.number < len(sources) and entry.image == sources[entry.number]:
                 named |= {name for name in entry.outputs if name.startswith(f"{FOLDER}/")}
-    survey, shown = Survey(seed=seed), {printable(source) for source in sources}
+    survey, shown = Survey(seed=seed, resize=resize), {printable(source) for source in sources}
     for file in (folder / name for name in sorted(named)):
         try:
             for told in json.loads(file.read_text()):

@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from visattn._support.checks import first_line, printable
-from visattn._support.files import refusal, write_whole
+from visattn._support.files import discard, exists, refusal, write_whole
 from visattn._support.threads import pool
 from visattn.batch import statistics
 from visattn.batch.journal import Entry
 from visattn.batch.sources import Item
+from visattn.batch.wanted import Wanted
 from visattn.drawing.pictures import to_png
-from visattn.errors import ResourceError, VisattnError
+from visattn.errors import ImageError, MissingExtra, ModelError, OptionError, ResourceError, VisattnError
 from visattn.evaluation.survey import PhotoNumbers, photo_numbers
 from visattn.images import image_facts
 from visattn.maps import pack_maps, save_map
@@ -31,36 +33,14 @@ from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.preprocessing import Preprocessing
+from visattn.records import Recording
 from visattn.studies.creation import view_of
 from visattn.studies.views import View
 from visattn.studies.writing import content
 
+_T = TypeVar("_T")
+_LONGEST = 255  # bytes of the name of a file
 _AHEAD = 2  # batches that are decoded before the model needs them, and batches that may wait to be written
-
-
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """Files that a run writes for each image.
-
-    Attributes:
-        folder: Output folder.
-        kind: Part of the file names that states the method.
-        picture: Whether to write a picture.
-        raw: Whether to write the raw map, as `save_map` does.
-        packed: Whether to write the raw maps of a batch into one file, as `pack_maps` does.
-        study: Whether to write a study.
-        statistics: Whether to write the statistics of each batch.
-        drawing: Options of `Explanation.draw`.
-    """
-
-    folder: Path
-    kind: str
-    picture: bool = True
-    raw: bool = False
-    packed: bool = False
-    study: bool = False
-    statistics: bool = False
-    drawing: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Batch(NamedTuple):
@@ -76,12 +56,11 @@ class Batch(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """An image that was read, or why it was not."""
+    """An image that was read, or why it was not, and the digest of its file."""
 
     item: Item
     sha256: str
-    prepared: Prepared | None
-    error: VisattnError | None
+    prepared: Prepared | VisattnError
 
 
 class _Answered(NamedTuple):
@@ -147,6 +126,8 @@ def _done(
     reading: deque[tuple[int, list[Future[_Read]]]] = deque()
     writing: deque[tuple[list[_Answered], list[Future[Entry]]]] = deque()
 
+    begun = False
+
     def ahead() -> None:
         for first, items in islice(left, 1):
             reading.append((first, [readers.submit(_read, item, model, work.asked.how) for item in items]))
@@ -161,7 +142,10 @@ def _done(
         first, futures = reading.popleft()
         found = [future.result() for future in futures]
         ahead()
-        answered = list(_answered(model, found, work, first))
+        answered = _answered(model, found, work, first)
+        if not begun:
+            _check_alike(answered)
+        begun = True
         writing.append((answered, [writers.submit(_write, one, work.wanted, spare) for one in answered]))
         while len(writing) > _AHEAD:
             yield settled()
@@ -169,91 +153,156 @@ def _done(
         yield settled()
 
 
-def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
-    """Decode and preprocess one image."""
+def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
+    """Run what concerns one image, whose error must not end the work on the others; return the result or the error."""
     try:
-        photo = item.photo(max_pixels=how.max_pixels, color_profile=how.color_profile)
-        return _Read(item, image_facts(photo).sha256, prepare_with([photo], model, how), None)
-    except VisattnError as error:
-        return _Read(item, "", None, error)
-    except MemoryError:
-        return _Read(item, "", None, ResourceError(f"{printable(item.source)}: out of memory. Choose a smaller image."))
-
-
-def _answered(model: nn.Module, found: Sequence[_Read], work: Work, first: int) -> Iterator[_Answered]:
-    """Explain the images of a batch that were read; if one of them is at fault, the others are explained alone."""
-    asked, wanted = work.asked, work.wanted
-    good = [one.prepared for one in found if one.prepared is not None]
-    try:
-        answers: list[Explanation | VisattnError] = list(explained(model, good, asked.question, seed=asked.seed)) if good else []
-    except ResourceError:
-        raise
-    except VisattnError:
-        answers = [_alone(model, one, asked) for one in good]
-    fine = [one for one, answer in zip(good, answers, strict=True) if not isinstance(answer, VisattnError)]
-    recordings = iter(looked(model, fine) if wanted.statistics and fine else ())
-    left = iter(answers)
-    for number, one in enumerate(found, start=first):
-        if one.prepared is None:
-            assert one.error is not None  # noqa: S101
-            yield _Answered(number, one, one.error)
-            continue
-        answer = next(left)
-        if isinstance(answer, VisattnError):
-            yield _Answered(number, one, answer)
-            continue
-        view = view_of(model, one.prepared, None, asked.question.target, asked.seed) if wanted.study else None
-        recording, name = next(recordings, None), printable(one.item.source)
-        yield _Answered(number, one, answer, view, None if recording is None else photo_numbers(recording, one.prepared, name))
-
-
-def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation | VisattnError:
-    try:
-        return explain_prepared(model, prepared, asked.question, seed=asked.seed)
-    except ResourceError:
-        raise
+        return run()
     except VisattnError as error:
         return error
+    except MemoryError:
+        return ResourceError("out of memory. Choose a smaller image.")
+    except Exception as error:
+        return VisattnError(f"internal error of visattn ({type(error).__name__}: {first_line(error)}). Please report it.")
+
+
+def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
+    """Decode and preprocess one image."""
+
+    def read() -> tuple[str, Prepared]:
+        photo = item.photo(max_pixels=how.max_pixels, color_profile=how.color_profile)
+        return image_facts(photo).sha256, prepare_with([photo], model, how)
+
+    found = _attempt(read)
+    return _Read(item, "", found) if isinstance(found, VisattnError) else _Read(item, *found)
+
+
+def _answered(model: nn.Module, found: Sequence[_Read], work: Work, first: int) -> list[_Answered]:
+    """Explain the images of a batch that were read."""
+    explanations = iter(_explained(model, [one.prepared for one in found if isinstance(one.prepared, Prepared)], work.asked))
+    answers = [next(explanations) if isinstance(one.prepared, Prepared) else one.prepared for one in found]
+    fine = [read.prepared for read, answer in zip(found, answers, strict=True) if isinstance(answer, Explanation)]
+    recordings = iter(_recorded(model, fine) if work.wanted.statistics else [None] * len(fine))
+    return [
+        _whole(model, number, one, answer, next(recordings), work)
+        if isinstance(answer, Explanation)
+        else _Answered(number, one, answer)
+        for number, (one, answer) in enumerate(zip(found, answers, strict=True), start=first)
+    ]
+
+
+def _explained(model: nn.Module, prepared: Sequence[Prepared], asked: Asked) -> Sequence[Explanation | VisattnError]:
+    """Explain images together; if one of them is at fault, each alone."""
+    if not prepared:
+        return []
+    found = _attempt(lambda: explained(model, prepared, asked.question, seed=asked.seed))
+    if not isinstance(found, VisattnError):
+        return found
+    return [_attempt(partial(explain_prepared, model, one, asked.question, seed=asked.seed)) for one in prepared]
+
+
+def _recorded(model: nn.Module, prepared: Sequence[Any]) -> Sequence[Recording | VisattnError]:
+    """Record images together; if one of them is at fault, each alone."""
+    found = _attempt(lambda: looked(model, prepared)) if prepared else []
+    if not isinstance(found, VisattnError):
+        return found
+    return [_attempt(lambda one=one: looked(model, [one])[0]) for one in prepared]  # type: ignore[misc]
+
+
+def _whole(
+    model: nn.Module, number: int, one: _Read, answer: Explanation, recording: Recording | VisattnError | None, work: Work
+) -> _Answered:
+    """Return an image with its view and its statistics, or the error of one of them."""
+    prepared, asked = one.prepared, work.asked
+    assert isinstance(prepared, Prepared)  # noqa: S101 - it was explained
+    view = _attempt(lambda: view_of(model, prepared, None, asked.question.target, asked.seed)) if work.wanted.study else None
+    numbers = (
+        _attempt(lambda: photo_numbers(recording, prepared, printable(one.item.source)))
+        if isinstance(recording, Recording)
+        else recording
+    )
+    if isinstance(view, VisattnError):
+        return _Answered(number, one, view)
+    if isinstance(numbers, VisattnError):
+        return _Answered(number, one, numbers)
+    return _Answered(number, one, answer, view, numbers)
+
+
+def _check_alike(answered: Sequence[_Answered]) -> None:
+    """Check that the images of the first batch do not all fail alike, as the model or an option is at fault.
+
+    Raises:
+        VisattnError: Their error.
+    """
+    errors = [one.answer for one in answered if isinstance(one.read.prepared, Prepared)]
+    alike = {str(error) for error in errors if isinstance(error, (OptionError, ModelError, MissingExtra))}
+    if len(errors) > 1 and len(alike) == 1 and all(str(error) in alike for error in errors):
+        assert isinstance(errors[0], VisattnError)  # noqa: S101
+        raise errors[0]
 
 
 def _write(one: _Answered, wanted: Wanted, spare: Path) -> Entry:
-    """Draw an explanation and write the files of an image."""
-    item, answer = one.read.item, one.answer
-    if isinstance(answer, VisattnError):
-        return Entry(one.number, item.source, one.read.sha256, (), first_line(answer))
-    files: dict[str, bytes] = {}
+    """Draw an explanation and write the files of an image; of one that fails, remove those of its earlier content."""
+    item, digest = one.read.item, one.read.sha256
+    files = wanted.of_image(item.name)
+    made = one.answer if isinstance(one.answer, VisattnError) else _attempt(lambda: _made(one, files, wanted))
+    if isinstance(made, VisattnError):
+        for file in files.values():
+            if exists(wanted.folder / file):
+                discard(wanted.folder / file)
+        return Entry(one.number, item.source, item.name, digest, error=first_line(made))
+    contents, warnings = made
+    for what, file in files.items():
+        _put(wanted.folder / file, contents[what], spare / f"{one.number}{Path(file).suffix}")
+    return Entry(one.number, item.source, item.name, digest, tuple(files.values()), warnings=warnings)
+
+
+def _made(one: _Answered, files: Iterable[str], wanted: Wanted) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the content of the files of an image, and warnings.
+
+    Raises:
+        ImageError: If the name of a file is too long.
+    """
+    answer = one.answer
+    assert isinstance(answer, Explanation)  # noqa: S101
+    most = _LONGEST - len(f".{wanted.kind}.png".encode())
+    if len(os.fsencode(Path(one.read.item.name).name)) > most:
+        raise ImageError(f"its name is too long for files that are named by it. Rename it to at most {most} bytes.")
+    found: dict[str, bytes] = {}
+    provenance = answer.provenance
     with torch.no_grad():
-        if wanted.picture:
-            files[f"{item.name}.{wanted.kind}.png"] = to_png(*answer.draw(**wanted.drawing))
-        if wanted.raw:
-            files[f"{item.name}.{wanted.kind}.npz"] = save_map(answer.map, answer.geometry)
+        if "picture" in files:
+            picture, provenance = answer.draw(**wanted.drawing)
+            found["picture"] = to_png(picture, provenance)
+        if "raw" in files:
+            found["raw"] = save_map(answer.map, answer.geometry)
         if one.view is not None:
-            files[f"{item.name}.attn"] = content([one.view])
-    for name, data in files.items():
-        _put(wanted.folder / name, data, spare / f"{one.number}{Path(name).suffix}")
-    return Entry(one.number, item.source, one.read.sha256, tuple(files))
+            found["study"] = content([one.view])
+    return found, tuple(provenance.warnings)
 
 
 def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: Wanted, spare: Path) -> list[Entry]:
     """Write the files of a batch, and return the entries of its images, which name them too."""
-    files: dict[str, bytes] = {}
-    first = answered[0].number
-    known = [(one.read.item.name, one.answer) for one in answered if not isinstance(one.answer, VisattnError)]
-    if wanted.packed and known:
-        files[f"maps/{first:08}.{wanted.kind}.tar"] = pack_maps((name, one.map, one.geometry) for name, one in known)
-    numbers = [one.numbers for one in answered if one.numbers is not None]
-    if numbers:
-        files[statistics.file_of(first)] = statistics.serialized(numbers)
-    for name, data in files.items():
-        _put(wanted.folder / name, data, spare / f"batch{Path(name).suffix}")
-    return [entry if entry.error else entry._replace(outputs=(*entry.outputs, *files)) for entry in entries]
+    good = [one for one, entry in zip(answered, entries, strict=True) if not entry.error]
+    files = wanted.of_batch(answered[0].number)
+    make: dict[str, Callable[[], bytes]] = {
+        "packed": lambda: pack_maps(
+            (one.read.item.name, one.answer.map, one.answer.geometry) for one in good if isinstance(one.answer, Explanation)
+        ),
+        "statistics": lambda: statistics.serialized([one.numbers for one in good if one.numbers is not None]),
+    }
+    for what, file in files.items():
+        if good:
+            _put(wanted.folder / file, make[what](), spare / f"batch{Path(file).suffix}")
+        else:
+            discard(wanted.folder / file)
+    return [entry if entry.error else entry._replace(outputs=(*entry.outputs, *files.values())) for entry in entries]
 
 
 def _put(path: Path, data: bytes, spare: Path) -> None:
     """Write a file that is complete or absent; what a kill leaves behind stays among the spare files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(spare, data)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(spare, path)
     except OSError as error:
         refused = refusal(error, path)

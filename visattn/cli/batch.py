@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from warnings import simplefilter
 
 import click
 
-from visattn._support.checks import printable
-from visattn._support.files import exists, is_folder, write_whole
+from visattn._support.checks import between, printable
+from visattn._support.files import base_name, exists, is_folder, refusal, write_whole
 from visattn._support.tables import to_json
 from visattn._support.types import Engine
 from visattn.cli.asking import kind_of, question_of
@@ -27,7 +30,7 @@ from visattn.cli.options import (
 )
 from visattn.cli.talk import note
 from visattn.drawing.style import Style
-from visattn.errors import OptionError, OutputError, VisattnError
+from visattn.errors import OptionError, OutputError, VisattnError, VisattnWarning
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +50,9 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Images that run through the model together."
 )
-@click.option("--workers", type=click.IntRange(1), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray."
+)
 @click.option("--shard", help="Compute part I of N, such as 0/4: run the command for each part, on one machine or several.")
 @click.option(
     "--engine", type=click.Choice(get_args(Engine)), default="local", show_default=True, help="This machine, or a cluster of Ray."
@@ -81,12 +86,15 @@ def batch_command(
     visattn batch photos --engine ray --gpus-per-actor 0.5 -o maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
+    if options["mass"] is not None:
+        between(options["mass"], 0, 1, "mass")
     shard = _shard(options["shard"])
     question = question_of(options)
     _check(output, options)
+    simplefilter("once", VisattnWarning)  # not for each of many images
     from tqdm import tqdm
 
-    from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
+    from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, check_outputs, items_of, run
     from visattn.loading.weights import state_digest
     from visattn.pipeline.preprocessing import Preprocessing
 
@@ -94,7 +102,6 @@ def batch_command(
     on_ray = options["engine"] == "ray"
     loading = {name: options[name] for name in ("weights", "seed", "img_size", "device")}
     model = _loaded(options["model"], **{**loading, "device": "cpu"} if on_ray else loading)
-    digest = state_digest(model)
     drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
     products = {
         "raw": options["maps"],
@@ -104,21 +111,25 @@ def batch_command(
     }
     wanted = Wanted(output, kind_of(options), not options["no_pictures"], **products, drawing=drawing)
     asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refused = refusal(error, output)
+        raise refused from error
     name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
     batches = Batches(options["batch_size"], *shard)
     mine = sum(len(items[first : first + batches.size]) for first in batches.first(len(items)))
-    failed = 0
+    warnings: Counter[str] = Counter()
     with (
-        Journal(output / name, _settings(options, digest, asked, wanted)) as journal,
+        Journal(output / name, _settings(options, model, asked, wanted)) as journal,
         tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
     ):
+        check_outputs(wanted, items, batches.first(len(items)), batches.size, journal)
 
         def told(entry: Entry) -> None:
-            nonlocal failed
+            warnings.update(entry.warnings)
             if text := entry.error:
-                failed += 1
-                bar.set_postfix(failed=failed)
+                bar.set_postfix(failed=ledger.outcome.failed)
                 with tqdm.external_write_mode():
                     complain(text if text.startswith(printable(entry.image)) else f"{printable(entry.image)}: {text}")
             bar.update()
@@ -128,12 +139,14 @@ def batch_command(
             from visattn.batch.cluster import Actors, run_on_ray
 
             actors = Actors(options["actors"], options["gpus_per_actor"] or 0.0)
-            loading["device"] = "cuda" if actors.gpus else options["device"]
-            outcome = run_on_ray(partial(_loaded, options["model"], **loading), digest, ledger, work, actors)
+            loading["device"] = options["device"] if not actors.gpus or "cuda" in options["device"] else "cuda"
+            outcome = run_on_ray(partial(_loaded, options["model"], **loading), state_digest(model), ledger, work, actors)
         else:
             outcome = run(model, ledger, work)
     if wanted.statistics:
-        _write_tables(output, [item.source for item in items], asked.seed, quiet)
+        _write_tables(output, [item.source for item in items], asked, quiet)
+    for text, count in warnings.items():
+        click.echo(f"visattn: warning: {printable(text)} ({count} image{'s' * (count > 1)})", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     note(quiet, f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
@@ -147,13 +160,22 @@ def _loaded(name: str, **options: Any) -> nn.Module:  # noqa: ANN401
     return unwrapped(load_model(name, **options))
 
 
-def _settings(options: dict[str, Any], digest: str, asked: Asked, wanted: Wanted) -> dict[str, Any]:
-    """Return what decides the files of a run. The engine and the number of threads do not."""
+def _settings(options: dict[str, Any], model: nn.Module, asked: Asked, wanted: Wanted) -> dict[str, Any]:
+    """Return what decides the files of a run. The engine, the device and the number of threads do not."""
+    from visattn.families import input_spec
+    from visattn.loading.weights import state_digest
+    from visattn.provenance import versions
+
+    spec, target = input_spec(model), asked.question.target
+    steps = [re.sub(r" at 0x\w+", "", str(step)) for step in (*spec.transform, spec.processor)]
     return {
-        "weights": digest,
+        "visattn": versions()["visattn"],
+        "model": printable(options["model"]),
+        "weights": state_digest(model),
+        "input": {**spec.stated(), "interpolation": spec.interpolation, "steps": steps},
         "method": asked.question.name,
         "parameters": {name: str(value) for name, value in asked.question.parameters.items()},
-        "target": repr(asked.question.target),
+        "target": {field.name: getattr(target, field.name) for field in fields(target)},
         "preprocessing": {name: str(value) for name, value in {**preparing(options), **reading(options)}.items()},
         "drawing": {name: str(value) for name, value in wanted.drawing.items()},
         "pictures": wanted.picture,
@@ -166,32 +188,33 @@ def _settings(options: dict[str, Any], digest: str, asked: Asked, wanted: Wanted
     }
 
 
-def _write_tables(output: Path, sources: list[str], seed: int, quiet: bool) -> None:
+def _write_tables(output: Path, sources: list[str], asked: Asked, quiet: bool) -> None:
     """Write the tables of the statistics of all images in the folder, those of other parts of the run too."""
-    from visattn.batch.statistics import collected
+    from visattn.batch.statistics import collected, in_turn
     from visattn.cli.stats import tables
 
-    survey = collected(output, sources, seed)
-    if not survey.photos:
-        return
-    provenance = survey.provenance(printable(output.name))
-    for name, data in tables(survey, provenance, quiet).items():
-        write_whole(output / name, data)
-    note(
-        quiet,
-        f"{printable(str(output))}: statistics of {len(survey.photos)} images in heads.csv, layers.csv, photos.csv, stats.json",
-    )
+    with in_turn(output):
+        survey = collected(output, sources, asked.seed, asked.how.resize)
+        if not survey.photos:
+            return
+        found = tables(survey, survey.provenance(printable(base_name(str(output)))), quiet)
+        for name, data in found.items():
+            write_whole(output / name, data)
+    note(quiet, f"{printable(str(output))}: statistics of {len(survey.photos)} images in {', '.join(found)}")
 
 
 def _check(output: Path, options: dict[str, Any]) -> None:
     """Check that something is written, into a folder, and that options fit the engine.
 
     Raises:
-        OptionError: If nothing is written, or an option is for another engine.
+        OptionError: If nothing is written, an option is for another engine, or out of range.
         OutputError: If the output is a file.
     """
     if options["engine"] == "local" and (options["actors"] is not None or options["gpus_per_actor"] is not None):
         raise OptionError("--actors and --gpus-per-actor are options of --engine ray. Pass it too.")
+    gpus = options["gpus_per_actor"] or 0.0
+    if not (0 <= gpus <= 1 or gpus.is_integer()):
+        raise OptionError(f"--gpus-per-actor must be a part of a GPU, such as 0.5, or a whole number of them, got {gpus:g}.")
     if options["no_pictures"] and not any(options[name] for name in ("maps", "pack_maps", "stats", "studies")):
         raise OptionError("--no-pictures leaves nothing to write. Pass --maps, --pack-maps, --stats or --studies too.")
     if exists(output) and not is_folder(output):

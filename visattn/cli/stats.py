@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,31 +85,21 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
     Raises:
         ImageError: If the folder does not exist or contains no image files.
     """
-    from PIL import Image
-
     from visattn.images import FORMATS
+    from visattn.images.folders import photos_in
 
     name = printable(str(folder))
     if not is_folder(folder):
         cause = "a file, not a folder; pass the folder that contains it" if exists(folder) else "no such folder; check the path"
         raise ImageError(f"{name}: {cause}")
-    refused: list[OSError] = []
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
-    seen, found = {output.resolve()}, []
-    for place, folders, files in os.walk(folder, onerror=refused.append, followlinks=True):
-        if Path(place).resolve() in seen:
-            folders.clear()
-            continue
-        seen.add(Path(place).resolve())
-        folders[:] = sorted(child for child in folders if not child.startswith("."))
-        found += [Path(place, file) for file in files if Path(file).suffix.lower() in endings and not file.startswith(".")]
+    found, refused = photos_in(folder, output)
     for error in refused:
         complain(
             f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its permissions"
         )
     if not found:
         raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders; pass another folder")
-    return sorted(found), len(refused)
+    return found, len(refused)
 
 
 def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: dict[str, Any]) -> Any:  # noqa: ANN401

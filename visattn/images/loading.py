@@ -13,6 +13,7 @@ import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -207,9 +208,35 @@ def _read(path: Path) -> bytes:
         raise ImageError(f"{name}: cannot be read ({cause}); check the path") from error
 
 
+class _Quiet:
+    """Leave out Pillow's warnings: of broken metadata, and of sizes, which are checked here.
+
+    Several threads may decode at once. `catch_warnings` of each would restore the filters of another.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._threads = Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
+            self._threads += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._caught.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()
+
+
 def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[Image.Image, list[str]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about broken metadata, or about size, which is checked here
+    with _QUIET:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         if width * height > max_pixels:

@@ -11,7 +11,7 @@ from visattn._support.tables import Row
 
 @dataclass(frozen=True)
 class Options:
-    """How a part is measured.
+    """Options of a run of the benchmark.
 
     Attributes:
         quick: Skip the largest size, and run fewer rounds.

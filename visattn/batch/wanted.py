@@ -1,0 +1,83 @@
+"""Files that a run writes, and the check that they replace nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from visattn._support.checks import printable
+from visattn._support.files import exists
+from visattn.batch import statistics
+from visattn.batch.journal import Journal
+from visattn.batch.sources import Item
+from visattn.errors import OutputError
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Files that a run writes for each image.
+
+    Attributes:
+        folder: Output folder.
+        kind: Part of the file names that states the method.
+        picture: Whether to write a picture.
+        raw: Whether to write the raw map, as `save_map` does.
+        packed: Whether to write the raw maps of a batch into one file, as `pack_maps` does.
+        study: Whether to write a study.
+        statistics: Whether to write the statistics of each batch.
+        drawing: Options of `Explanation.draw`.
+    """
+
+    folder: Path
+    kind: str
+    picture: bool = True
+    raw: bool = False
+    packed: bool = False
+    study: bool = False
+    statistics: bool = False
+    drawing: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_image(self, name: str) -> dict[str, str]:
+        """Return the files of an image by what they are: `picture`, `raw` and `study`, relative to the folder."""
+        every = {"picture": f"{name}.{self.kind}.png", "raw": f"{name}.{self.kind}.npz", "study": f"{name}.attn"}
+        return {what: file for what, file in every.items() if getattr(self, what)}
+
+    def of_batch(self, first: int) -> dict[str, str]:
+        """Return the files of a batch by what they are: `packed` and `statistics`, relative to the folder."""
+        every = {"packed": f"maps/{first:08}.{self.kind}.tar", "statistics": statistics.file_of(first)}
+        return {what: file for what, file in every.items() if getattr(self, what)}
+
+
+def check_outputs(wanted: Wanted, items: Sequence[Item], first: Iterable[int], size: int, journal: Journal) -> None:
+    """Check that a run replaces no file but its own.
+
+    Args:
+        wanted: What is written.
+        items: All images of the run.
+        first: Number of the first image of each batch that is computed.
+        size: Images in a batch.
+        journal: Journal of the run.
+
+    Raises:
+        OutputError: If an image would be replaced, a result of an image that is not in this run, or a file of something else.
+    """
+    inputs = {os.path.abspath(item.source) for item in items if item.content is None}  # noqa: PTH100 - a path of each of a million
+    given = {item.source for item in items}
+    owners = {output: entry.image for entry in journal.known.values() for output in entry.outputs if entry.image not in given}
+    place = os.path.abspath(wanted.folder)  # noqa: PTH100
+    for number in first:
+        batch = [file for item in items[number : number + size] for file in wanted.of_image(item.name).values()]
+        for file in (*batch, *wanted.of_batch(number).values()):
+            path = f"{place}{os.sep}{file}"
+            if path in inputs:
+                problem = "is an image of this run, and would be replaced"
+            elif file in batch and file in owners:
+                problem = f"is of another image, {printable(owners[file])}, and would be replaced"
+            elif journal.new and exists(Path(path)):
+                problem = "exists already, and no journal of this run names it"
+            else:
+                continue
+            raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder (-o/--output).")
