@@ -35,10 +35,13 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--smoke", action="store_true", help="small inputs")
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
         print("bench-gpu: no GPU here, so nothing was measured. Run it on a machine with one.", file=sys.stderr)
         return 2
-    place = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"Machine: {place}; torch {torch.__version__}; TF32 off.")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights(), device=options.device)

@@ -259,6 +259,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: explain(mean=[127.5] * 3, std=[127.5] * 3),
         "pixels in \\[0, 1\\], got mean 127.5.* Divide both by 255",
     ),
+    "a standard deviation without end": (lambda: explain(std=[0.2, float("inf"), 0.2]), "std must be finite, got 0.2, inf, 0.2"),
     "a file name as geometry": (
         lambda: visattn.save_map(found().map, "x.npz"),  # type: ignore[arg-type]
         "geometry must be a Geometry, got 'x.npz'",

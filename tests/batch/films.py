@@ -27,19 +27,28 @@ def scene(number: int, height: int = 64, width: int = 96) -> Array:
     return frame
 
 
-def write(path: Path, frames: Sequence[Array], *, codec: str = "libx264", rate: int = 10, times: Sequence[Fraction] = ()) -> Path:
-    """Write a film with colors of BT.709, at constant rate or at given times."""
+def write(
+    path: Path,
+    frames: Sequence[Array],
+    *,
+    codec: str = "libx264",
+    rate: int = 10,
+    times: Sequence[Fraction] = (),
+    colors: int = 1,
+    brightness: int = 1,
+) -> Path:
+    """Write a film at constant rate or at given times, in colors that FFmpeg numbers so: BT.709, unless others are given."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=rate, options={"crf": "10"})
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
-        stream.codec_context.colorspace = 1
+        stream.codec_context.colorspace, stream.codec_context.color_trc = colors, brightness
         stream.codec_context.color_range = 1
         stream.codec_context.gop_size = 5
         for number, array in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(array, format="rgb24")
-            frame = frame.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
+            frame = frame.reformat(format="yuv420p", dst_colorspace=colors, dst_color_range="MPEG")
             at = times[number] if times else Fraction(number, rate)
             frame.pts, frame.time_base = round(at * 1000), Fraction(1, 1000)
             container.mux(stream.encode(frame))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,17 @@ import av
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 from sklearn.decomposition import PCA
 
 import visattn
 from tests import tiny
 from tests.batch import films
+from tests.images import icc
 from visattn.batch.films import Film, Looks, Walk, explain_video
-from visattn.batch.films.mapping import maps_of
-from visattn.errors import ImageError, OptionError, OutputError, ResourceError
+from visattn.batch.films.mapping import exact, maps_of
+from visattn.batch.films.writing import writing
+from visattn.errors import ImageError, OptionError, OutputError, ResourceError, VisattnNote
 from visattn.geometry import Box
 from visattn.maps import value_range
 from visattn.pipeline.batches import Asked
@@ -171,10 +175,93 @@ def test_films_that_are_too_large_are_refused(model: Any, film: Path, tmp_path: 
     monkeypatch.setattr("visattn.batch.films.mapping._MOST_FEATURES", 10)
     with pytest.raises(ResourceError, match=r"the features of more than 12 frames do not fit. Pass a lower rate"):
         explain_video(model, film, tmp_path / "out.gif", method="pca")
-    monkeypatch.setattr("visattn.batch.films.reading.MAX_PIXELS", 100)
-    with pytest.raises(ImageError, match=r"film.mp4: its frames of 96 x 64 pixels are too large"):
-        explain_video(model, film, tmp_path / "out.gif")
+    with pytest.raises(ImageError, match=r"film.mp4: frames of 96 x 64 pixels exceed the limit of 0.0001 million. Scale"):
+        explain_video(model, film, tmp_path / "out.gif", max_pixels=100)
     assert list(tmp_path.iterdir()) == []
+    with (
+        pytest.raises(OutputError, match=r"out.mp4: cannot be encoded \(.*\). Choose another format or size"),
+        writing(tmp_path / "out.mp4", Fraction(10)) as add,
+    ):
+        add(Fraction(0), Image.new("RGB", (16_400, 2)))
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_colors_of_bt2020_are_read_and_hdr_is_told(model: Any, tmp_path: Path) -> None:
+    films.write(tmp_path / "wide.mp4", FRAMES, colors=9, brightness=16)
+    film = Film(tmp_path / "wide.mp4")
+    for frame, scene in zip(film.frames(), FRAMES, strict=True):
+        assert np.abs(np.asarray(frame.image, np.int16) - scene).mean() < 4
+    assert film.hdr
+    made = explain_video(model, tmp_path / "wide.mp4", tmp_path / "out.gif", method="rollout")
+    assert made.provenance.warnings[-1] == "the film is HDR; its colors are read as if it were not"
+
+
+def test_an_animation_in_other_colors_is_converted_and_one_that_is_cut_off_is_told(model: Any, tmp_path: Path) -> None:
+    frames = [Image.fromarray(frame) for frame in FRAMES]
+    profile = icc.matrix_profile("Adobe RGB", icc.curve(2.2))
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True, icc_profile=profile)
+    kept, converted = (
+        np.asarray(next(Film(tmp_path / "a.webp", color_profile=how).frames()).image, np.int16) for how in ("ignore", "convert")
+    )
+    assert np.array_equal(kept, FRAMES[0])
+    alone = visattn.load_image(tmp_path / "a.webp")
+    assert np.array_equal(converted, np.asarray(alone))
+    assert not np.array_equal(kept, converted)
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=100)
+    whole = (tmp_path / "a.gif").read_bytes()
+    (tmp_path / "cut.gif").write_bytes(whole[:-1])
+    assert not explain_video(model, tmp_path / "a.gif", tmp_path / "out.gif", method="rollout").lost
+    assert explain_video(model, tmp_path / "cut.gif", tmp_path / "out.gif", method="rollout").lost
+
+
+@pytest.mark.parametrize(("ending", "rate"), [("gif", 30), ("gif", 24), ("gif", 50), ("webp", 30), ("webp", 60), ("webp", 24)])
+def test_times_of_animations_do_not_drift(ending: str, rate: int, tmp_path: Path) -> None:
+    with writing(tmp_path / f"a.{ending}", Fraction(rate)) as add:
+        for number in range(100):
+            add(Fraction(number, rate), Image.new("RGB", (8, 8), (2 * number, 0, 255 - number)))
+    with Image.open(tmp_path / f"a.{ending}") as animation:
+        shown = []
+        for frame in ImageSequence.Iterator(animation):
+            frame.load()
+            shown.append(frame.info["duration"])
+    assert sum(shown) == pytest.approx(1000 * 100 / rate, abs=10)
+    assert min(shown) >= 16
+
+
+@pytest.mark.parametrize("rate", [0.0003, 0.5, 7.3, 24_000 / 1001, 1000])
+def test_rates_are_exact(rate: float) -> None:
+    assert float(exact(rate)) == pytest.approx(rate, rel=1e-4)
+
+
+def test_a_rate_above_that_of_the_film_changes_nothing(model: Any, film: Path, tmp_path: Path) -> None:
+    for rate in (None, 100.0):
+        explain_video(model, film, tmp_path / f"{rate}.mp4", method="rollout", rate=rate)
+    assert (tmp_path / "None.mp4").read_bytes() == (tmp_path / "100.0.mp4").read_bytes()
+    assert explain_video(model, film, tmp_path / "a.mp4", method="rollout", rate=0.0003).frames == 1
+
+
+@pytest.mark.parametrize(("method", "normalize"), [("rollout", "symmetric"), ("rollout", "percentile"), ("gradcam", "auto")])
+def test_a_frame_is_drawn_as_overlay_draws_it(method: str, normalize: str, model: Any, tmp_path: Path) -> None:
+    Image.fromarray(FRAMES[0]).save(tmp_path / "photo.png")
+    still = [Image.fromarray(FRAMES[0])] * 2
+    still[0].save(tmp_path / "film.png", save_all=True, append_images=still[1:], duration=100)
+    options: Any = (
+        {"method": method, "normalize": normalize, "target": 1}
+        if method == "gradcam"
+        else {"method": method, "normalize": normalize}
+    )
+    drawn: list[Image.Image] = []
+
+    @contextmanager
+    def kept(path: Path, rate: Fraction) -> Iterator[Any]:
+        yield lambda at, image: drawn.append(image)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("visattn.batch.films.drawing.writing", kept)
+        explain_video(model, tmp_path / "film.png", tmp_path / "out.gif", **options)
+    drawing = {"normalize": options.pop("normalize")}
+    alone = visattn.explain(model, tmp_path / "photo.png", **options).overlay(**drawing)
+    assert np.abs(np.asarray(drawn[0], np.int16) - np.asarray(alone, np.int16)).max() <= 1
 
 
 def test_views_lie_beside_each_other(model: Any, film: Path, tmp_path: Path) -> None:
@@ -229,7 +316,7 @@ def test_bad_options_are_refused_and_nothing_is_written(model: Any, film: Path, 
         ({"method": "pca", "view": "heads"}, "view heads needs a map with heads"),
         ({"method": "similarity", "query": "cls", "of": "keys"}, "only tokens are compared"),
         ({"metod": "rollout"}, "has no option metod"),
-        ({"walk": 1, "method": "attention"}, "a walk has 2 steps or more"),
+        ({"walk": 1, "method": "attention"}, "walk must be a number from 2 to 10000"),
         ({"walk": 4, "method": "rollout"}, "a walk chooses the query"),
         ({"walk": 4, "method": "similarity", "query": "cls"}, "a walk chooses the query"),
     ):
@@ -298,6 +385,10 @@ def test_a_query_walks_over_a_photo(method: str, model: Any, tmp_path: Path) -> 
     seen, rate = films.read(tmp_path / "walk.mp4")
     assert [frame.shape for frame in seen] == [(64, 96, 3)] * 10
     assert rate == pytest.approx(12)
+    with pytest.warns(VisattnNote, match="'last' is understood as -1"):
+        made = explain_video(model, tmp_path / "photo.png", tmp_path / "slow.mp4", method=method, walk=10, rate=5, layer="last")
+    assert films.read(tmp_path / "slow.mp4")[1] == pytest.approx(5)
+    assert made.frames == 10
     walk = Walk(tmp_path / "photo.png", 10, Preprocessing())
     queries = list(walk.queries(Box(0, 0, 64, 96)))
     assert len(set(queries)) >= 9  # the middle of the eight is passed twice

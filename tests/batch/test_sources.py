@@ -83,6 +83,8 @@ def test_nothing_is_refused(tmp_path: Path) -> None:
         items_of([tmp_path])
     with pytest.raises(ImageError, match=r"none.png: no such file; check the path"):
         items_of([tmp_path / "none.png"])
+    with pytest.raises(ImageError, match=r"aaa: no such file; check the path"):
+        items_of(["a" * 300])
     with pytest.raises(ImageError, match="is the output folder too"):
         items_of([tmp_path], but=tmp_path)
 

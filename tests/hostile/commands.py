@@ -87,7 +87,9 @@ OUTPUTS = (
 WRITTEN = {"output", "save_map", "filmstrip"}
 QUICK = {"steps": "5", "samples": "5", "limit": "1"}  # options for which large values are merely slow
 SLOW = {"img_size": ("32", "64", "16", "7", "0", "-1", "x")}
-COMMANDS = ("overlay", "overlay", "overlay", "heads", "heads", "stats", "caption", "inspect", "list")
+COMMANDS = ("overlay", "overlay", "overlay", "heads", "heads", "stats", "caption", "batch", "batch", "video", "inspect", "list")
+LEFT_OUT = {"help", "debug", "engine"}  # a cluster takes minutes to start
+PRODUCTS = ("journal*.jsonl", "*.png", "*.npz", "*.attn", "*.csv", "*.json", "*.tar")  # of `batch`, in the output folder or below
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:
@@ -106,6 +108,9 @@ def _prepare(arguments: list[str], folder: Path) -> list[str]:
     parts = dict.fromkeys(("top", "init", "begin", "before", "after", "end", "make"), "pass")
     (folder / "own.py").write_text(FILE.format(**parts, channels="3", stride="16", arguments=""))
     (folder / "empty").touch()
+    frames = [Image.new("RGB", (48, 32), (80 * i, 0, 0)) for i in range(3)]
+    frames[0].save(folder / "film.gif", save_all=True, append_images=frames[1:], duration=100)
+    (folder / "list.txt").write_text("p.png\nmissing.png\nphotos/a.png\n")
     os.mkfifo(folder / "pipe")
     return arguments
 
@@ -118,7 +123,7 @@ def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
     options = {
         option.name: option
         for option in command.params
-        if isinstance(option, click.Option) and option.name not in ("help", "debug")
+        if isinstance(option, click.Option) and option.name not in LEFT_OUT
     }
     if "model" in options:
         given |= {"model": ["--model", "own.py:make"], "img_size": ["--img-size", "32"]}
@@ -130,6 +135,7 @@ def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
         if key in options and rng.random() < 0.8 and name == "stats"
     }
     written = ["stats"] if name == "stats" else []
+    given |= {"batch": {"output": ["-o", "out"]}, "video": {"output": ["-o", "o.gif"]}}.get(name, {})
     for key in rng.choices(sorted(key for key in options if key), k=rng.choice([1, 1, 2, 3, 4])):
         option = options[key]
         if option.is_flag:
@@ -137,7 +143,7 @@ def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
             continue
         values = [_value(rng, key, option) for _ in range(option.nargs)]
         if key in WRITTEN:
-            written += [value for value in values if value not in ("p.png", "photos", "pipe")]
+            written += [value for value in values if value not in ("p.png", "photos", "pipe") and name != "batch"]
         if key == "model" and rng.random() < 0.5:
             values = ["vit_tiny_patch16_224"]
             given["weights"] = ["--weights", "none"]
@@ -150,7 +156,13 @@ def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
         written += [
             f"{one}{choice}.png" for one in names for choice in ("", ".*")
         ]  # target, layer, head and query follow the kind
+    if name == "batch":
+        written += [f"{given['output'][-1].rpartition('=')[2]}/{product}" for product in PRODUCTS]
+    if name == "video":
+        written.append(given["output"][-1].rpartition("=")[2])
     operands = {
+        "batch": rng.choice([["photos"], ["p.png", "photos"], ["list.txt"], ["*.png"], ["photos/*", rng.choice(PATHS)]]),
+        "video": [rng.choice(["film.gif", "film.gif", rng.choice(PATHS)])],
         "overlay": rng.choice([["p.png"], ["p.png"], ["photos/a.png", "photos/b.png"], [rng.choice(PATHS)], []]),
         "caption": rng.choice([["p.png"], ["photos/a.png", "missing"], [rng.choice(PATHS)]]),
         "heads": [rng.choice(["p.png", "p.png", rng.choice(PATHS)])],

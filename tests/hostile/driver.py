@@ -153,10 +153,11 @@ def _command(arguments: list[str], work: Path, net: bool) -> int:
     code = 99
     try:
         os.chdir(work)
+        from visattn.batch import work as batches
         from visattn.cli import commands, each
 
         if not net:
-            commands._fault = each.fault = _raised  # type: ignore[assignment, attr-defined]
+            commands._fault = each.fault = batches._fault = _raised  # type: ignore[assignment, attr-defined]
         try:
             commands.main(arguments)
         except SystemExit as ended:

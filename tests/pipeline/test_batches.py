@@ -175,7 +175,7 @@ def test_a_bad_image_is_told_when_its_batch_is_reached() -> None:
 
 
 def test_bad_arguments_are_refused_at_once() -> None:
-    with pytest.raises(OptionError, match="batch_size must be 1 or more"):
+    with pytest.raises(OptionError, match="batch_size must be a number from 1 to 65536"):
         explain_batch(tiny.vit(), PHOTOS, batch_size=0)
     with pytest.raises(OptionError, match="option of the picture"):
         explain_batch(tiny.vit(), PHOTOS, opacity=0.5)

@@ -9,7 +9,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import NamedTuple
@@ -139,7 +139,7 @@ def _fitting(pattern: str, but: Path | None) -> list[_Found]:
 
 
 def _of_file(path: Path) -> list[_Found]:
-    if not (exists(path) or path.is_symlink()):
+    if not os.path.lexists(path):
         raise ImageError(f"{printable(str(path))}: no such file; check the path")
     if path.suffix.lower() in _LISTS and path.is_file():
         return _in_list(path)
@@ -248,8 +248,8 @@ class _Dataset:
                 "return a dataset with __len__ and __getitem__."
             )
 
-    def __reduce__(self) -> tuple[type[_Dataset], tuple[str]]:
-        return _Dataset, (self.name,)
+    def __reduce__(self) -> tuple[Callable[[str], _Dataset], tuple[str]]:
+        return _dataset, (self.name,)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -264,6 +264,11 @@ class _Dataset:
             raise ImageError(
                 f"{printable(self.name)} {index}: cannot be read ({type(error).__name__}: {first_line(error)})"
             ) from error
+
+
+@cache
+def _dataset(name: str) -> _Dataset:
+    return _Dataset(name)
 
 
 def _of_function(name: str) -> list[_Found]:

@@ -162,7 +162,12 @@ def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
     except MemoryError:
         return ResourceError("out of memory. Choose a smaller image.")
     except Exception as error:
-        return VisattnError(f"internal error of visattn ({type(error).__name__}: {first_line(error)}). Please report it.")
+        return _fault(error)
+
+
+def _fault(error: Exception) -> VisattnError:
+    """Return the error that tells of a bug in visattn."""
+    return VisattnError(f"internal error of visattn ({type(error).__name__}: {first_line(error)}). Please report it.")
 
 
 def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:

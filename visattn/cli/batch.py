@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--studies", is_flag=True, help="Also save each image as a study (.attn).")
 @click.option("--no-pictures", is_flag=True, help="Write no pictures.")
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Images that run through the model together."
+    "--batch-size", type=click.IntRange(1, 65_536), default=16, show_default=True, help="Images that run through the model together."
 )
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray."

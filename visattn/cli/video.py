@@ -40,17 +40,19 @@ from visattn.drawing.style import Style
     show_default=True,
     help="Draw over the frames, beside them, or a panel for each head (--method attention).",
 )
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most frames a second.  [default: all]")
-@click.option("--walk", type=click.IntRange(2), metavar="STEPS", help="FILM is a photo, over which the query walks.")
+@click.option(
+    "--rate", type=click.FloatRange(0, min_open=True), help="Most frames a second; of a walk, steps a second.  [default: all; 12]"
+)
+@click.option("--walk", type=click.IntRange(2, 10_000), metavar="STEPS", help="FILM is a photo, over which the query walks.")
 @click.option(
     "--smooth",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=click.FloatRange(0, 0.99),
     default=0.0,
     show_default=True,
     help="Weight of the last map in a running mean of the maps.",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Frames that run through the model together."
+    "--batch-size", type=click.IntRange(1, 65_536), default=16, show_default=True, help="Frames that run through the model together."
 )
 @style_options()
 @photo_options
@@ -77,7 +79,8 @@ def video_command(
     style = Style(**style_of(options))  # raises for values out of range before any file is read
     target = output or Path(f"{as_file(film).stem}.{kind_of(options)}.mp4")
     check_output(target, overwrite=overwrite, inputs=[film, *files_read(options)])
-    from visattn.batch.films import Film, Looks, Walk, write_film
+    from visattn.batch.films import Looks, write_film
+    from visattn.batch.films.drawing import opened
     from visattn.batch.films.walking import start_of
     from visattn.batch.films.writing import check_name
     from visattn.families.wrappers import unwrapped
@@ -89,7 +92,7 @@ def video_command(
     question = question_of(options, **start_of(options["walk"], options["method"], options.get("query")))
     looks = Looks(options["view"], options["rate"], options["smooth"], options["batch_size"], options["walk"])
     asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
-    source = Film(film) if looks.walk is None else Walk(film, looks.walk, asked.how)
+    source = opened(film, asked.how, looks)
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     made = write_film(unwrapped(model), source, target, asked, looks, style)
     describe(quiet, made.provenance)

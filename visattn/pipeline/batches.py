@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from visattn._support.checks import between
 from visattn._support.notes import note
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -32,7 +33,7 @@ from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.records import Recording
 
 _T = TypeVar("_T")
-BATCH = 16
+BATCH, LARGEST_BATCH = 16, 2**16
 _ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
 
 
@@ -75,7 +76,7 @@ def explain_batch(
         images: Images, see `explain`.
         method: See `explain`.
         target: See `explain`; one target for all images, or None: the top class of each.
-        batch_size: Images that are read at once, 1 or more. Image `i` is in batch `i // batch_size`, whatever the others are.
+        batch_size: Images that are read at once, 1 to 65,536. Image `i` is in batch `i // batch_size`, whatever the others are.
         weights: See `load_model`; only if `model` is a name.
         seed: See `explain`.
         device: Device of a model that is given by name.
@@ -85,11 +86,10 @@ def explain_batch(
         The explanation of each image, in order.
 
     Raises:
-        OptionError: If `batch_size` is below 1, or any such error of `explain`.
+        OptionError: If `batch_size` is out of range, or any such error of `explain`.
         VisattnError: Any error of `explain`. Those of an image are raised when its batch is reached.
     """
-    if batch_size < 1:
-        raise OptionError(f"batch_size must be 1 or more, got {batch_size}.")
+    between(batch_size, 1, LARGEST_BATCH, "batch_size")
     if drawing := [name for name in options if name in DrawOptions.__annotations__]:
         raise OptionError(f"{drawing[0]} is an option of the picture: .overlay({drawing[0]}=...) of each explanation.")
     asked = asked_of(method, target, options, seed)

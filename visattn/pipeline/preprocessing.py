@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -76,6 +77,9 @@ class Preprocessing:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 object.__setattr__(self, name, (value,))
         check_types(type(self), vars(self))
+        for name in ("mean", "std"):
+            if not all(map(math.isfinite, getattr(self, name) or ())):
+                raise OptionError(f"{name} must be finite, got {', '.join(f'{value:g}' for value in getattr(self, name))}.")
         if self.mean is not None and any(value > _LARGEST_MEAN for value in self.mean):
             values = ", ".join(f"{value:g}" for value in self.mean)
             raise OptionError(f"mean and std are those of pixels in [0, 1], got mean {values}. Divide both by 255.")

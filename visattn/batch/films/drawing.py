@@ -31,7 +31,7 @@ from visattn.maps import AttentionMap, value_range
 from visattn.maps.scaling import resolved, within
 from visattn.methods.table import MethodName
 from visattn.pipeline.batches import Asked, asked_of
-from visattn.pipeline.preprocessing import PreprocessingOptions
+from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import parameter_names
 from visattn.pipeline.targets import Of, TargetOptions
 from visattn.provenance import Provenance
@@ -104,22 +104,35 @@ def explain_video(
     looks = Looks(**{name: options.pop(name) for name in FilmOptions.__annotations__ if name in options})
     style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options})
     asked = asked_of(method, target, {**options, **start_of(looks.walk, method, options.get("query"))}, seed)
-    film = Film(source) if looks.walk is None else Walk(source, looks.walk, asked.how)
+    film = opened(source, asked.how, looks)
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=asked.how.img_size, device=device)
     return write_film(unwrapped(model), film, file, asked, looks, style)
 
 
+def opened(source: str | os.PathLike[str], how: Preprocessing, looks: Looks) -> Film | Walk:
+    """Open a film, or the photo of a walk."""
+    if looks.walk is None:
+        return Film(source, max_pixels=how.max_pixels, color_profile=how.color_profile)
+    return Walk(source, looks.walk, how, None if looks.rate is None else exact(looks.rate))
+
+
 def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, looks: Looks, style: Style) -> Made:
     """Write the film of `explain_video`, for a question that was asked."""
     maps = smoothed(maps_of(model, film, asked, looks), looks.smooth)
-    scales = _scales([one.map for one in maps], style)
-    rate = film.rate if looks.rate is None else exact(looks.rate)
+    signed = any(one.map.signed for one in maps)
+    maps = [one._replace(map=replace(one.map, signed=signed)) for one in maps]  # one color map for all frames
+    scales, style = _scales([one.map for one in maps], style), replace(style, colormap=style.colors(signed))
+    rate = film.rate if looks.rate is None else min(exact(looks.rate), film.rate)
     with progress("film", "frame") as bar, writing(file, rate) as add:
         for frame, one in zip(chosen(film, looks.rate), maps, strict=True):
             add(frame.at, _drawn(frame.image, one, looks.view, scales, style))
             bar.update()
-    made, lost = maps[0].map.provenance, f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded"
+    made = maps[0].map.provenance
+    told = {
+        f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded": bool(film.lost),
+        "the film is HDR; its colors are read as if it were not": film.hdr,
+    }
     if looks.walk:
         parameters = {**made.parameters, "query": f"{looks.walk} pixels in turn"}
         made = replace(made, parameters=parameters, notes=tuple(note for note in made.notes if not note.startswith("query ")))
@@ -127,8 +140,8 @@ def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, lo
         image=printable(film.path.name),
         normalization="one scale for the film",
         value_range=scales[0] if len(scales) == 1 else None,
-        drawing=style.facts(maps[0].map.signed) | asdict(looks),
-        warnings=(lost,) * bool(film.lost),
+        drawing=style.facts(signed) | asdict(looks),
+        warnings=tuple(text for text, true in told.items() if true),
     )
     return Made(file, len(maps), film.lost, made)
 
@@ -138,7 +151,7 @@ def _scales(maps: Sequence[AttentionMap], style: Style) -> list[tuple[float, flo
     every = torch.stack([one.values.detach().float().cpu() for one in maps]).numpy()  # (frames, *axes, rows, columns)
     if "component" in maps[0].axes:
         return [value_range(every[:, number], "percentile", holes=True) for number in range(every.shape[1])]
-    signed = any(one.signed for one in maps)
+    signed = maps[0].signed
     pixelwise = any(one.facts.pixelwise for one in maps)
     mode = "percentile" if style.normalize == "auto" and pixelwise else resolved(style.normalize, every, signed)
     return [value_range(every, mode, signed, holes=True)]

@@ -21,8 +21,8 @@ from visattn.errors import OptionError, ResourceError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.methods.selection import tokens_of
-from visattn.pipeline.batches import BATCH, Asked, explain_each
-from visattn.pipeline.explaining import answer, pixel_to_input
+from visattn.pipeline.batches import BATCH, LARGEST_BATCH, Asked, explain_each
+from visattn.pipeline.explaining import answer, of_model, pixel_to_input
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.recordings import recorded
@@ -30,6 +30,7 @@ from visattn.records import FeatureRecord, Recording
 
 TOGETHER = "pca", "similarity"  # methods that compare features of all frames
 _MOST_SMOOTH = 0.99
+_MOST_RATE, _MOST_STEPS = 1000, 10_000
 _MOST_FEATURES = 500_000_000  # numbers; principal components need 16 bytes for each
 
 
@@ -49,10 +50,10 @@ class Looks:
 
     Attributes:
         view: `overlay`; `beside`: the frame and its overlay; `heads`: a panel for each head.
-        rate: Most frames a second; None: all.
+        rate: Most frames a second, up to 1000; None: all. Of a walk, steps a second; None: 12.
         smooth: Weight, from 0 to 0.99, of the last map in the mean with which each map is replaced; 0 leaves maps as they are.
         batch_size: Frames that run through the model together.
-        walk: Number of frames of a photo, over which the query walks; None: the source is a film.
+        walk: Number of frames, from 2 to 10,000, of a photo over which the query walks; None: the source is a film.
 
     Raises:
         OptionError: If one is out of range.
@@ -73,12 +74,11 @@ class Looks:
         check_types(type(self), vars(self))
         one_of(self.view, get_args(View), "view")
         between(self.smooth, 0, _MOST_SMOOTH, "smooth")
-        if self.rate is not None and not self.rate > 0:
-            raise OptionError(f"rate must be above 0 frames a second, got {self.rate}.")
-        if self.batch_size < 1:
-            raise OptionError(f"batch_size must be 1 or more, got {self.batch_size}.")
-        if self.walk is not None and self.walk < 2:
-            raise OptionError(f"a walk has 2 steps or more, got {self.walk}.")
+        if self.rate is not None and not 0 < self.rate <= _MOST_RATE:
+            raise OptionError(f"rate must be above 0 and at most {_MOST_RATE} frames a second, got {self.rate}.")
+        between(self.batch_size, 1, LARGEST_BATCH, "batch_size")
+        if self.walk is not None:
+            between(self.walk, 2, _MOST_STEPS, "walk")
 
 
 class Shown(NamedTuple):
@@ -89,15 +89,15 @@ class Shown(NamedTuple):
 
 
 def exact(rate: float) -> Fraction:
-    """Return a rate as a fraction."""
-    return Fraction(rate).limit_denominator(1000)
+    """Return a rate as a fraction: of a second, or of the seconds of a frame."""
+    return Fraction(rate).limit_denominator(1000) if rate >= 1 else 1 / (1 / Fraction(rate)).limit_denominator(1000)
 
 
 def chosen(film: Film | Walk, rate: float | None) -> Iterator[Frame]:
-    """Yield the frames of a film, at most so many a second."""
+    """Yield the frames of a film, at most so many a second; of a walk all."""
     due = Fraction(0)
     for frame in film.frames():
-        if rate is None:
+        if rate is None or isinstance(film, Walk):
             yield frame
         elif frame.at >= due:
             due = (frame.at * exact(rate) // 1 + 1) / exact(rate)  # the next tick of a clock of this rate
@@ -112,6 +112,7 @@ def maps_of(model: nn.Module, film: Film | Walk, asked: Asked, looks: Looks) -> 
         ResourceError: If the features of all frames are too many.
         VisattnError: Any error of `explain`.
     """
+    asked = asked._replace(question=of_model(asked.question, model))
     question = asked.question
     if looks.view == "heads" and question.name in TOGETHER:
         raise OptionError(f"view heads needs a map with heads, not {question.name}. Choose method attention.")

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageSequence
+from PIL import Image, ImageOps, ImageSequence
 
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
 from visattn._support.files import regular
+from visattn._support.types import MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
-from visattn.images import MAX_PIXELS
+from visattn.images.profiles import to_srgb
 
-ANIMATIONS = ".gif", ".webp", ".png", ".apng"
+_ANIMATED = ".gif", ".webp", ".png", ".apng"
 _USUAL = Fraction(25)  # frames a second of a film that does not state them
 _HIGH = 720  # rows from which colors are those of BT.709 if a film does not state them
+_HDR = 16, 18  # transfer functions as FFmpeg numbers them: PQ and HLG
 _MILLISECONDS = 1000
 
 
@@ -42,20 +44,26 @@ class Film:
         path: Its file.
         rate: Frames a second, the mean if they vary.
         lost: Damaged parts that could not be decoded in the last reading.
+        hdr: Whether its brightness is that of HDR, which is read as if it were not.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+    ) -> None:
         """Open a film and read its rate.
 
         Args:
             path: A film in any format of FFmpeg, such as MP4 or WebM (needs the extra `video`), or an animation: GIF, WebP or APNG. It is
                 always a file; no address of a network is opened.
+            max_pixels: Largest allowed width x height of a frame.
+            color_profile: `convert` the colors of an animation to sRGB, or `ignore` its profile.
 
         Raises:
             ImageError: If it is no film, has no pictures, or cannot be read.
             MissingExtra: If PyAV is not installed and the film is no animation.
         """
-        self.path, self.lost = Path(path), 0
+        self.path, self.lost, self.hdr = Path(path), 0, False
+        self._most, self._color_profile = max_pixels, color_profile
         self._name = printable(str(self.path))
         try:
             regular(self.path)
@@ -63,7 +71,7 @@ class Film:
             raise ImageError(
                 f"{self._name}: cannot be read ({(error.strerror or str(error)).lower()}). Check the path."
             ) from error
-        self._animated = self.path.suffix.lower() in ANIMATIONS
+        self._animated = self.path.suffix.lower() in _ANIMATED
         if not self._animated:
             need("av", "video", "a film")
         self.rate = self._animation_rate() if self._animated else self._stream_rate()
@@ -81,11 +89,17 @@ class Film:
         for at, image in self._animation() if self._animated else self._stream():
             if size is None:
                 size, start = image.size, at
-                if image.width * image.height > MAX_PIXELS:
-                    raise ImageError(f"{self._name}: its frames of {image.width} x {image.height} pixels are too large.")
+                self._check_size(*size)
             yield Frame(at - start, image if image.size == size else image.resize(size, Image.Resampling.BICUBIC))
         if size is None:
             raise ImageError(f"{self._name}: no frame can be decoded. The film is empty or damaged.")
+
+    def _check_size(self, width: int, height: int) -> None:
+        if width * height > self._most:
+            raise ImageError(
+                f"{self._name}: frames of {width} x {height} pixels exceed the limit of {self._most / 1e6:g} million. Scale the film "
+                "down, or raise the limit (--max-pixels, max_pixels=)."
+            )
 
     def _animation_rate(self) -> Fraction:
         times = [at for at, _ in self._animation()]
@@ -94,16 +108,24 @@ class Film:
 
     def _animation(self) -> Iterator[tuple[Fraction, Image.Image]]:
         try:
-            with Image.open(self.path) as animation:
+            with Image.open(self.path, formats=("GIF", "WEBP", "PNG")) as animation:
+                self._check_size(*animation.size)
                 at = Fraction(0)
                 for frame in ImageSequence.Iterator(animation):
-                    shown = frame.convert("RGBA")
-                    ground = Image.new("RGB", shown.size, "white")
-                    ground.paste(shown, mask=shown.getchannel("A"))
-                    yield at, ground
+                    yield at, self._on_white(frame)
                     at += Fraction(str(frame.info.get("duration") or _MILLISECONDS / _USUAL)) / _MILLISECONDS
+                self.lost = int(animation.format == "GIF" and not self.path.read_bytes().rstrip(b"\0").endswith(b";"))
+        except ImageError:
+            raise
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ImageError(f"{self._name}: is no animation, or damaged ({first_line(error)}).") from error
+
+    def _on_white(self, frame: Image.Image) -> Image.Image:
+        shown = ImageOps.exif_transpose(frame).convert("RGBA")
+        ground = Image.new("RGB", shown.size, "white")
+        ground.paste(shown, mask=shown.getchannel("A"))
+        profile = frame.info.get("icc_profile")
+        return to_srgb(ground, profile, []) if profile and self._color_profile == "convert" else ground
 
     def _stream_rate(self) -> Fraction:
         with _Opened(self.path) as (_, stream):
@@ -125,6 +147,7 @@ class Film:
                     self.lost += 1
                     continue
                 for frame in decoded:
+                    self.hdr |= int(frame.color_trc) in _HDR
                     stated = None if frame.pts is None else Fraction(frame.pts) * Fraction(frame.time_base)
                     at = stated if stated is not None and stated > at else at + 1 / self.rate
                     yield at, _upright(frame)
@@ -162,9 +185,9 @@ def _upright(frame: Any) -> Image.Image:  # noqa: ANN401 - of PyAV
     """Convert a frame to RGB, by the colors that it states, and turn it upright."""
     from av.video.reformatter import Colorspace
 
-    stated = int(frame.colorspace)
-    known = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601, 7: Colorspace.SMPTE240M}
-    colors = known.get(stated, Colorspace.ITU709 if frame.height >= _HIGH else Colorspace.ITU601)
+    stated = {6: 5, 10: 9}.get(int(frame.colorspace), int(frame.colorspace))  # names of one matrix
+    usual = Colorspace.ITU709 if frame.height >= _HIGH else Colorspace.ITU601
+    colors = Colorspace(stated) if stated in {int(one) for one in Colorspace} else usual
     rgb = frame.reformat(format="rgb24", src_colorspace=colors).to_ndarray()
     quarters = round(frame.rotation / 90) % 4
     return Image.fromarray(np.ascontiguousarray(np.rot90(rgb, quarters)))

@@ -39,20 +39,22 @@ class Walk:
         path: What names the photo.
         rate: Steps a second.
         lost: 0, as nothing can be damaged.
+        hdr: False, as photos are converted to sRGB.
     """
 
-    def __init__(self, source: str | os.PathLike[str], steps: int, how: Preprocessing) -> None:
+    def __init__(self, source: str | os.PathLike[str], steps: int, how: Preprocessing, rate: Fraction | None = None) -> None:
         """Load the photo.
 
         Args:
             source: See `load_image`.
             steps: Number of frames.
             how: Preprocessing, of which the reading is used.
+            rate: Steps a second; None: 12.
 
         Raises:
             ImageError: If it cannot be read.
         """
-        self.path, self.rate, self.lost, self._steps = Path(source), _RATE, 0, steps
+        self.path, self.rate, self.lost, self.hdr, self._steps = Path(source), rate or _RATE, 0, False, steps
         self.photo = load_image(source, max_pixels=how.max_pixels, color_profile=how.color_profile)
 
     def frames(self) -> Iterator[Frame]:
