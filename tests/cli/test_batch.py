@@ -45,7 +45,7 @@ def test_a_folder_is_drawn_and_failures_are_told(run: Run, photos: Path) -> None
     lines = [line for line in err.splitlines() if line.startswith("visattn: error")]
     assert len(lines) == 1
     assert "d.png" in lines[0]
-    assert "3 images, 1 failed; journal.jsonl names each" in err
+    assert "3 images, 1 failed, 3 with warnings; journal.jsonl names each" in err
     (photos / "d.png").unlink()
     code, out, err = run("batch", photos, *TINY, "--method", "rollout", "--maps", "-o", "out", "--batch-size", "2", "--json")
     assert code == 0, err
@@ -130,13 +130,13 @@ def test_results_of_another_run_are_not_replaced(run: Run, photos: Path) -> None
     assert "a.overlay.png: exists already, and no journal of this run names it" in err
 
 
-def test_warnings_are_told_once_with_their_number(run: Run, photos: Path) -> None:
-    (photos / "d.png").unlink()
+def test_a_warning_of_all_images_is_told_once(run: Run, photos: Path) -> None:
     for _ in range(2):
         _, _, err = run("batch", photos, *TINY, "-o", "out")
-        assert [line for line in err.splitlines() if "warning" in line] == [
-            "visattn: warning: the weights are random; the map shows nothing about a trained model (3 images)"
+        assert [line for line in err.splitlines() if line.startswith("visattn: warning")] == [
+            "visattn: warning: the weights are random; the map shows nothing about a trained model"
         ]
+        assert "1 failed, 3 with warnings; journal.jsonl names each" in err
 
 
 def test_what_decides_the_files_is_in_the_journal(photos: Path) -> None:

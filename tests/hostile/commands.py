@@ -121,9 +121,7 @@ def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
     assert command is not None
     given: dict[str, list[str]] = {}
     options = {
-        option.name: option
-        for option in command.params
-        if isinstance(option, click.Option) and option.name not in LEFT_OUT
+        option.name: option for option in command.params if isinstance(option, click.Option) and option.name not in LEFT_OUT
     }
     if "model" in options:
         given |= {"model": ["--model", "own.py:make"], "img_size": ["--img-size", "32"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -48,7 +47,11 @@ if TYPE_CHECKING:
 @click.option("--studies", is_flag=True, help="Also save each image as a study (.attn).")
 @click.option("--no-pictures", is_flag=True, help="Write no pictures.")
 @click.option(
-    "--batch-size", type=click.IntRange(1, 65_536), default=16, show_default=True, help="Images that run through the model together."
+    "--batch-size",
+    type=click.IntRange(1, 65_536),
+    default=16,
+    show_default=True,
+    help="Images that run through the model together.",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray."
@@ -119,22 +122,25 @@ def batch_command(
     name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
     batches = Batches(options["batch_size"], *shard)
     mine = sum(len(items[first : first + batches.size]) for first in batches.first(len(items)))
-    warnings: Counter[str] = Counter()
+    warned, common = 0, None  # images with warnings, and warnings of all images
     with (
         Journal(output / name, _settings(options, model, asked, wanted)) as journal,
         tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
     ):
         check_outputs(wanted, items, batches.first(len(items)), batches.size, journal)
 
-        def told(entry: Entry) -> None:
-            warnings.update(entry.warnings)
+        def tell(entry: Entry) -> None:
+            nonlocal warned, common
+            warned += bool(entry.warnings)
             if text := entry.error:
                 bar.set_postfix(failed=ledger.outcome.failed)
                 with tqdm.external_write_mode():
                     complain(text if text.startswith(printable(entry.image)) else f"{printable(entry.image)}: {text}")
+            else:
+                common = set(entry.warnings) if common is None else common & set(entry.warnings)
             bar.update()
 
-        ledger, work = Ledger(items, journal, batches, told), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
+        ledger, work = Ledger(items, journal, batches, tell), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
         if on_ray:
             from visattn.batch.cluster import Actors, run_on_ray
 
@@ -145,10 +151,11 @@ def batch_command(
             outcome = run(model, ledger, work)
     if wanted.statistics:
         _write_tables(output, [item.source for item in items], asked, quiet)
-    for text, count in warnings.items():
-        click.echo(f"visattn: warning: {printable(text)} ({count} image{'s' * (count > 1)})", err=True)
+    for text in sorted(common or ()):
+        click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
-    note(quiet, f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed; {name} names each")
+    told = f"{outcome.written} images{earlier}, {outcome.failed} failed{f', {warned} with warnings' * bool(warned)}"
+    note(quiet, f"{printable(str(output))}: {told}; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
     return VisattnError.exit_code if outcome.failed else 0
 

@@ -52,7 +52,11 @@ from visattn.drawing.style import Style
     help="Weight of the last map in a running mean of the maps.",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(1, 65_536), default=16, show_default=True, help="Frames that run through the model together."
+    "--batch-size",
+    type=click.IntRange(1, 65_536),
+    default=16,
+    show_default=True,
+    help="Frames that run through the model together.",
 )
 @style_options()
 @photo_options
