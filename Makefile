@@ -9,7 +9,7 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
 
 $(READY): pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "visattn: error: $(PYTHON) not found; install Python 3.11 or run: make PYTHON=python3" >&2; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "visattn: error: $(PYTHON) not found; install Python 3.11 or run: make $(MAKECMDGOALS) PYTHON=python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing PyTorch and the rest: some GB, one to five minutes, once ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"

@@ -122,7 +122,7 @@ class CheckpointError(ModelError):
 
 
 class TrainingError(ModelError):
-    """A training run cannot continue: its loss is NaN or infinite, or a worker died."""
+    """A training run cannot continue: its loss is NaN or infinite."""
 
 
 class CaptureError(ModelError):

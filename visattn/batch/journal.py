@@ -176,7 +176,7 @@ def _parsed(name: str, lines: Sequence[str]) -> tuple[dict[str, Any], dict[int, 
             for number, image, of, sha256, outputs, error, warnings in others
         ]
     except (ValueError, TypeError, KeyError) as error:
-        raise OutputError(f"{name}: is damaged. Remove it to compute everything again.") from error
+        raise OutputError(f"{name}: is damaged. Choose another folder (-o/--output) to compute everything again.") from error
     last = {entry.number: entry for entry in entries}
     return first, {number: entry for number, entry in last.items() if entry.image}
 

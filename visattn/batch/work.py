@@ -125,7 +125,6 @@ def _done(
 ) -> Iterator[list[Entry]]:
     reading: deque[tuple[int, list[Future[_Read]]]] = deque()
     writing: deque[tuple[list[_Answered], list[Future[Entry]]]] = deque()
-
     begun = False
 
     def ahead() -> None:
@@ -158,7 +157,8 @@ def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
     try:
         return run()
     except VisattnError as error:
-        return error
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)  # its frames hold tensors
     except MemoryError:
         return ResourceError("out of memory. Choose a smaller image.")
     except Exception as error:
@@ -167,7 +167,8 @@ def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
 
 def _fault(error: Exception) -> VisattnError:
     """Return the error that tells of a bug in visattn."""
-    return VisattnError(f"internal error of visattn ({type(error).__name__}: {first_line(error)}). Please report it.")
+    what = f"{type(error).__name__}: {first_line(error)}"
+    return VisattnError(f"internal error of visattn ({what}). Please report it with the output of --debug for this image alone.")
 
 
 def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:

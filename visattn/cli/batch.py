@@ -98,7 +98,6 @@ def batch_command(
     from tqdm import tqdm
 
     from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, check_outputs, items_of, run
-    from visattn.loading.weights import state_digest
     from visattn.pipeline.preprocessing import Preprocessing
 
     items = items_of(images, but=output)
@@ -122,42 +121,59 @@ def batch_command(
     name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
     batches = Batches(options["batch_size"], *shard)
     mine = sum(len(items[first : first + batches.size]) for first in batches.first(len(items)))
-    warned, common = 0, None  # images with warnings, and warnings of all images
+    settings = _settings(options, model, asked, wanted)
     with (
-        Journal(output / name, _settings(options, model, asked, wanted)) as journal,
+        Journal(output / name, settings) as journal,
         tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
     ):
         check_outputs(wanted, items, batches.first(len(items)), batches.size, journal)
-
-        def tell(entry: Entry) -> None:
-            nonlocal warned, common
-            warned += bool(entry.warnings)
-            if text := entry.error:
-                bar.set_postfix(failed=ledger.outcome.failed)
-                with tqdm.external_write_mode():
-                    complain(text if text.startswith(printable(entry.image)) else f"{printable(entry.image)}: {text}")
-            else:
-                common = set(entry.warnings) if common is None else common & set(entry.warnings)
-            bar.update()
-
-        ledger, work = Ledger(items, journal, batches, tell), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
+        telling = _Telling(bar)
+        ledger, work = Ledger(items, journal, batches, telling), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
         if on_ray:
             from visattn.batch.cluster import Actors, run_on_ray
 
             actors = Actors(options["actors"], options["gpus_per_actor"] or 0.0)
             loading["device"] = options["device"] if not actors.gpus or "cuda" in options["device"] else "cuda"
-            outcome = run_on_ray(partial(_loaded, options["model"], **loading), state_digest(model), ledger, work, actors)
+            outcome = run_on_ray(partial(_loaded, options["model"], **loading), settings["weights"], ledger, work, actors)
         else:
             outcome = run(model, ledger, work)
     if wanted.statistics:
         _write_tables(output, [item.source for item in items], asked, quiet)
-    for text in sorted(common or ()):
+    for text in sorted(telling.common or ()):
         click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
-    told = f"{outcome.written} images{earlier}, {outcome.failed} failed{f', {warned} with warnings' * bool(warned)}"
-    note(quiet, f"{printable(str(output))}: {told}; {name} names each")
+    warned = f", {telling.warned} with warnings" if telling.warned else ""
+    note(
+        quiet,
+        f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed{warned}; {name} names each",
+    )
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
     return VisattnError.exit_code if outcome.failed else 0
+
+
+class _Telling:
+    """Function that tells of each image: a bar with the number of failures, and their errors.
+
+    Attributes:
+        warned: Number of images with warnings.
+        common: Warnings of all images; None before the first.
+    """
+
+    def __init__(self, bar: Any) -> None:  # noqa: ANN401 - of tqdm
+        self.warned = 0
+        self.common: set[str] | None = None
+        self._bar, self._failed = bar, 0
+
+    def __call__(self, entry: Entry) -> None:
+        if text := entry.error:
+            self._failed += 1
+            self._bar.set_postfix(failed=self._failed)
+            with self._bar.external_write_mode():
+                complain(text if text.startswith(printable(entry.image)) else f"{printable(entry.image)}: {text}")
+        else:
+            self.warned += bool(entry.warnings)
+            self.common = set(entry.warnings) if self.common is None else self.common & set(entry.warnings)
+        self._bar.update()
 
 
 def _loaded(name: str, **options: Any) -> nn.Module:  # noqa: ANN401

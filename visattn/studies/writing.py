@@ -1,4 +1,4 @@
-"""Content of `.attn` files: safetensors with a description in JSON; see `docs/attn_files.md`."""
+"""Content of `.attn` files: safetensors with a description in JSON; see `docs/studies.md`."""
 
 from __future__ import annotations
 
