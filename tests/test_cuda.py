@@ -23,6 +23,7 @@ from tests.training.small import begun, pictures, recipe
 from visattn import explain, explain_batch
 from visattn.batch import Batches, Journal, Ledger, run
 from visattn.capturing.intercept.calls import FusedCall
+from visattn.cli.commands import _run
 from visattn.errors import VisattnError, VisattnNote
 from visattn.methods import METHODS
 from visattn.operators import SoftmaxOperator
@@ -131,6 +132,22 @@ def test_files_of_a_run_are_those_of_the_cpu(tmp_path: Path) -> None:
         run(tiny.vit().to(DEVICE), Ledger(items, journal, Batches(cluster.SIZE)), cluster.work(tmp_path / "gpu"))
     assert cluster.differences(tmp_path / "gpu", tmp_path / "cpu")[1] <= 1
     assert len(files_of(tmp_path / "gpu")) == 4 * cluster.SIZE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--model", "scenes_vit", "--layer", "2", "--head", "1", "--matrix"),
+        ("--model", "scenes_vit", "--layer", "all"),
+        ("--model", "scenes_vit", "--stats", "--json"),
+        ("--model", "scenes_cnn", "--method", "gates"),
+        ("--model", "scenes_cnn", "--method", "gates", "--stats"),
+    ],
+    ids=lambda options: " ".join(options[2:]),
+)
+def test_figures_of_heads_are_drawn(options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _run(["heads", "scene:1", *options, "--device", DEVICE], debug=False) == 0
 
 
 def test_a_training_that_is_interrupted_goes_on(tmp_path: Path) -> None:

@@ -290,3 +290,12 @@ def test_doctor_uses_the_network_only_with_the_option(run: Run, monkeypatch: pyt
     assert "--network" in out
     assert "not checked" not in run("doctor", "--network", "--imports")[1]
     assert len(asked) == 1
+
+
+def test_a_matrix_states_the_layer_that_it_is_of(run: Run) -> None:
+    pooled = "vit_base_patch16_siglip_224", "--weights", "none", "--img-size", "64"
+    code, out, err = run("heads", "photo:coffee", "--model", *pooled, "--head", "0", "--matrix", "--json")
+    assert code == 0, err
+    (made,) = json.loads(out)
+    assert made["provenance"]["parameters"] == {"layer": "blocks.11.attn", "head": "0", "query": "all"}
+    assert made["provenance"]["method"] == "attention"

@@ -12,6 +12,8 @@ from PIL import Image
 
 from tests.cli.test_commands import TINY, Run, run
 from tests.pipeline.test_prompts import saved
+from visattn.cli.numbers import numbers_of
+from visattn.errors import OptionError
 
 __all__ = ["run"]
 SMALL = (*TINY[:-2], "--points", "8")  # without --resize fit
@@ -176,7 +178,7 @@ def test_two_checkpoints_are_compared(run: Run, photos: Path) -> None:
     ("given", "message"),
     [
         (["-o", "space.png"], "a page is .html, and points .npz"),
-        (["--heads", "x"], "--heads must be numbers and ranges"),
+        (["--heads", "x"], "--heads must be numbers and rising ranges"),
         (["--heads", "9"], "has heads 0 to 2, got 9"),
         (["--layers", "nothing"], "no layer that fits 'nothing'"),
         (["--masks", "photos", "--crops", "2"], "--crops has no effect with --masks"),
@@ -199,3 +201,11 @@ def test_photos_that_cannot_be_read_are_named(run: Run, photos: Path) -> None:
     assert code != 0
     assert "b.jpg" in err
     assert not (photos.parent / "space.html").exists()
+
+
+def test_lists_of_heads() -> None:
+    assert numbers_of("0,2-4, 3 ,0-1") == [0, 2, 3, 4, 1]
+    assert numbers_of(None) is None
+    for text in ("5-3", "", "a", "1-", "-1"):
+        with pytest.raises(OptionError, match="must be numbers and rising ranges"):
+            numbers_of(text)

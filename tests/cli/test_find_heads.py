@@ -67,3 +67,21 @@ def test_bad_options_are_refused(given: list[str], message: str, run: Run, photo
     assert code != 0
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_property_that_a_photo_lacks_is_null_in_json(run: Run, photos: Path) -> None:
+    Image.new("RGB", (60, 60), "gray").save(photos / "gray.png")
+    code, out, err = run("heads", photos / "gray.png", *TINY, "--find", "hue", "--json")
+    assert code == 0, err
+    assert {row["score"] for row in json.loads(out)} == {None}
+
+
+def test_tables_replace_no_input(run: Run, photos: Path) -> None:
+    mask = photos.parent / "masks" / "a.png"
+    for target, given in ((mask, ("--find", "object", "--masks", mask)), (photos / "b.jpg", ("--find", "row"))):
+        image = photos if target.suffix == ".jpg" else photos / "a.jpg"
+        before = target.read_bytes()
+        code, _, err = run("heads", image, *TINY, *given, "-o", target, "--overwrite")
+        assert code == 2
+        assert "the output is the input itself" in err
+        assert target.read_bytes() == before

@@ -18,6 +18,7 @@ import visattn
 from tests.cli.test_commands import TINY, Run, python, run
 from visattn.cli.stats import FILES as EVERY
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
+from visattn.nn import ATTENTION
 from visattn.pipeline.run import look
 
 __all__ = ["run"]
@@ -339,3 +340,26 @@ def test_a_model_with_neither_attention_nor_gates_is_refused(run: Run, photos: P
     code, _, err = run("stats", photos, "--model", "resnet18", "--weights", "random", "--img-size", "64")
     assert code != 0
     assert err.splitlines()[-1].startswith("visattn: error: ")
+
+
+def test_a_loop_of_links_is_no_folder(run: Run, photos: Path) -> None:
+    (photos.parent / "loop").symlink_to(photos.parent / "loop")
+    code, _, err = run("stats", photos, *TINY, "-o", "loop")
+    assert code == 2
+    assert "loop: cannot be a folder" in err
+
+
+def test_gates_of_a_module_that_is_called_twice_are_counted_apart() -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.gate = torch.nn.Conv2d(3, 16, 3, 2, 1), ATTENTION["se"](16)
+
+        def forward(self, x: Any) -> Any:
+            return self.gate(-self.gate(self.stem(x))).mean((2, 3))
+
+    survey = visattn.Survey(Twice().eval(), img_size=32)
+    survey.add(visattn.load_image("photo:coffee"), "a")
+    rows = survey.gates()
+    assert [row["layer"] for row in rows] == ["gate", "gate #1"]
+    assert rows[0]["mean"] != rows[1]["mean"]

@@ -10,9 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+import visattn
 from tests import tiny
 from visattn import embedding
 from visattn.embedding import one_image
+from visattn.embedding.keeping import Kept
 from visattn.errors import OutputError
 
 PHOTOS = [Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 48, 3), dtype=np.uint8)) for seed in range(3)]
@@ -87,13 +89,32 @@ def test_what_was_kept_of_something_else_is_computed_anew(changed: dict[str, Any
     assert same(embedding.gather(**given, keep=tmp_path), embedding.gather(**given))
 
 
+def test_another_rule_without_weights_is_computed_anew(tmp_path: Path) -> None:
+    model: Any = tiny.vit()
+    embedding.gather(model, PHOTOS, points=6, keep=tmp_path)
+    model.blocks[-1].mlp.act = torch.nn.ReLU()
+    again, alone = embedding.gather(model, PHOTOS, points=6, keep=tmp_path), embedding.gather(model, PHOTOS, points=6)
+    assert same(again, alone)
+    assert torch.equal(again.codes, alone.codes)
+
+
+def test_photos_of_equal_bytes_and_another_shape_are_others(tmp_path: Path) -> None:
+    flat = [Image.new("RGB", size, "gray") for size in ((40, 80), (80, 40))]
+    keys = [Kept(tmp_path).key(visattn.prepare(photo, tiny.vit(), resize="fit"), None) for photo in flat]
+    assert keys[0] != keys[1]
+
+
 def test_a_kept_photo_takes_its_new_name(tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "c.png"):
         PHOTOS[ord(name[0]) - ord("a")].save(tmp_path / name)
     files, kept = [tmp_path / name for name in ("a.png", "b.png", "c.png")], tmp_path / "kept"
     embedding.gather(tiny.vit(), files, points=6, keep=kept)
     renamed = files[2].rename(tmp_path / "new.png")
-    assert embedding.gather(tiny.vit(), [*files[:2], renamed], points=6, keep=kept).images == ("a.png", "b.png", "new.png")
+    found = embedding.gather(tiny.vit(), [*files[:2], renamed], points=6, keep=kept)
+    assert found.images == ("a.png", "b.png", "new.png")
+    PHOTOS[2].save(renamed, compress_level=1)  # the same pixels in another file
+    again = embedding.gather(tiny.vit(), [*files[:2], renamed], points=6, keep=kept)
+    assert again.digests == embedding.gather(tiny.vit(), [*files[:2], renamed], points=6).digests != found.digests
 
 
 def test_damaged_files_among_the_kept_ones_are_computed_anew(tmp_path: Path) -> None:

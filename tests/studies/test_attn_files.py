@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 
 import visattn
-from visattn.errors import StudyError
-from visattn.studies import load_study
+from visattn.errors import OptionError, StudyError
+from visattn.studies import load_study, writing
 from visattn.studies.schema import MOST_TEXT
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -311,6 +311,9 @@ MUTANTS: dict[str, Callable[[], bytes]] = {
     "words that are lists": changed("texts", "word0", ["a"]),
     "unseen with a number": changed("unseen", [["d", 3]]),
     "model as a list": changed("provenance", "model", ["a"]),
+    "score without a name": changed("maps", "rollout", "provenance", "scores", [{"class": 3}]),
+    "score of a class in words": changed("maps", "rollout", "provenance", "scores", [{"class": "cat", "name": None}]),
+    "score that is infinite": changed("maps", "rollout", "provenance", "scores", [{"class": 3, "name": None, "score": 1e99}]),
     "unknown fact of provenance": changed("provenance", "__class__", "os.system"),
 }
 
@@ -370,10 +373,24 @@ def test_a_tensor_that_is_named_often_is_read_once(tmp_path: Path) -> None:
 
 
 def test_photos_of_a_file_have_a_common_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn.studies.reading._MOST_PIXELS", 40)
+    monkeypatch.setattr("visattn.studies.reading.MOST_PIXELS", 40)
     facts, tensors = base()
     facts["views"].append({**facts["views"][0], "photo": "other"})
     path = tmp_path / "two.attn"
     path.write_bytes(content(facts, tensors | {"other": tensors["photo"].clone()}))
     with pytest.raises(StudyError, match="exceed the limit"):
         load_study(path)
+
+
+def test_what_could_not_be_read_is_not_written(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = visattn.study("scenes_vit", [photo], methods=["attention"])
+    both = made + made
+    tensors = safetensors.torch.load(writing.content(both.views))
+    assert sum(name.endswith(".photo") for name in tensors) == 1  # views of one photo share it
+    monkeypatch.setattr(writing, "MAX_PIXELS", 90 * 60 - 1)
+    with pytest.raises(OptionError, match=r"a study holds photos of at most .* the largest of these has 0.0"):
+        writing.content(made.views)
+    monkeypatch.undo()
+    monkeypatch.setattr(writing, "MOST_VIEWS", 1)
+    with pytest.raises(OptionError, match="a study holds at most 1 views"):
+        writing.content(both.views)

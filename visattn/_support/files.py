@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from visattn._support.checks import printable
+from visattn._support.checks import first_line, printable
 from visattn.errors import OptionError, OutputError, ResourceError, VisattnError
 
 _REPLACE = "pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)"
@@ -252,7 +252,11 @@ def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False)
     Raises:
         OutputError: If `path` is a file, exists without `overwrite`, holds other files, or cannot be created.
     """
-    name, place = printable(str(path)), path.resolve()
+    name = printable(str(path))
+    try:
+        place = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or an invalid name
+        raise OutputError(f"{name}: cannot be a folder ({first_line(error)}); choose another name (-o/--output)") from error
     if not is_folder(place):
         if exists(place):
             raise OutputError(f"{name}: is a file, not a folder; choose another name (-o/--output)")

@@ -1,7 +1,8 @@
 """Validation of JSON from files of untrusted sources: types, sizes and nesting are checked against a shape before use.
 
 A shape is a type; `{name: shape}` for an object, with `name?` for an optional name, or `{str: shape}` for any names; `[shape]` for a list
-of any length; `(shape, ...)` for a list of this length; `Maybe` for a value that may be null; or `dict` for an object with any content.
+of any length; `(shape, ...)` for a list of this length; `Maybe` for a value that may be null; `dict` for an object with any
+content, and `Free` for one of which some is known.
 """
 
 from __future__ import annotations
@@ -12,6 +13,13 @@ from typing import Any
 SIDE = 2**20  # largest integer: pixels, cells and tokens along one axis
 LARGEST = 1e30  # magnitude of any number
 _DEEPEST = 20  # nesting of objects and lists in a field of any content
+
+
+@dataclass(frozen=True)
+class Free:
+    """A shape of an object that may have other plain values too."""
+
+    shape: Any
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,9 @@ def check_shape(value: Any, shape: Any, name: str) -> None:  # noqa: ANN401 - JS
     """
     if shape is dict:
         check_shape(value, {}, name)
+        _check_plain(value, name, _DEEPEST)
+    elif isinstance(shape, Free):
+        check_shape(value, shape.shape, name)
         _check_plain(value, name, _DEEPEST)
     elif isinstance(shape, Maybe):
         if value is not None:

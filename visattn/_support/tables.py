@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,15 @@ Row = Mapping[str, Any]
 def to_json(data: Any) -> str:  # noqa: ANN401 - any JSON value
     """Return `data` as indented JSON; raise for values that JSON cannot represent."""
     return json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def without_nan(data: Any) -> Any:  # noqa: ANN401 - numbers in lists and objects
+    """Return JSON data with None for NaN, which JSON lacks."""
+    if isinstance(data, dict):
+        return {name: without_nan(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [without_nan(value) for value in data]
+    return None if isinstance(data, float) and math.isnan(data) else data
 
 
 def to_csv(rows: Sequence[Row]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from visattn._support.checks import printable
+from visattn._support.tables import without_nan
 from visattn._support.types import Resize
 from visattn.batch.journal import entries_of
 from visattn.errors import OutputError
@@ -95,10 +95,4 @@ def _numbers(told: dict[str, Any]) -> PhotoNumbers:
 
 def _lists(layer: LayerNumbers) -> dict[str, Any]:
     """Return the arrays as lists, with None for NaN, which JSON lacks."""
-    return {part: _without_nan(getattr(layer, part).tolist()) for part in ("heads", "whole", "beside")}
-
-
-def _without_nan(value: Any) -> Any:  # noqa: ANN401 - a number or nested lists
-    if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    return None if math.isnan(value) else value
+    return {part: without_nan(getattr(layer, part).tolist()) for part in ("heads", "whole", "beside")}

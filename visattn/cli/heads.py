@@ -9,7 +9,7 @@ import click
 
 from visattn._support.checks import printable, whole_number
 from visattn._support.files import check_output, check_png, write_whole
-from visattn._support.tables import Row, to_csv, to_json, to_text
+from visattn._support.tables import Row, to_csv, to_json, to_text, without_nan
 from visattn._support.types import Property
 from visattn.cli.late import Command
 from visattn.cli.options import (
@@ -121,10 +121,11 @@ def heads_command(
     from visattn.pipeline.question import ask
 
     prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, gated)
-    if gated or kind == "stats":
+    if gated or kind in ("stats", "matrix"):
         source = image_facts(prepared.photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
-        seen = prepared.noted(seen).but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
+        method = "gates" if gated else {"stats": "statistics", "matrix": "attention"}[kind]
+        seen = prepared.noted(seen).but(method=method, parameters={"layer": options["layer"]})
         recording = replace(recording, provenance=seen)
     if kind == "stats":
         rows = _gate_stats(recording, options["layer"]) if gated else _stats(recording, options["layer"], quiet)
@@ -137,9 +138,15 @@ def heads_command(
         describe(quiet, seen)
         result(as_json, [(written, page.provenance)])
         return
+    if kind == "matrix":
+        page = _matrix(recording, _number(options["layer"]), options["head"])
+        written = write_whole(target, to_png(page))
+        describe(quiet, page.provenance)
+        result(as_json, [(written, page.provenance)])
+        return
     layer = "all" if kind in ("grid", "layers") else _number(options["layer"])
     found = answer(recording, prepared, ask("attention", {"layer": layer, "query": options["query"]}))
-    page = _matrix(recording, found, layer, options) if kind == "matrix" else _page(found, kind, options)
+    page = _page(found, kind, options)
     written = write_whole(target, to_png(page))
     describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
@@ -159,6 +166,8 @@ def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, qui
     from visattn.evaluation.specialization import find_heads
 
     items = items_of([image], but=apart([image], options["masks"]))
+    if output is not None:
+        check_output(output, overwrite=overwrite, inputs=[item.path for item in items])
     photos = Lazily(len(items), lambda number: items[number].photo(**reading(options)))
     given = {name: options[name] for name in ("weights", "seed", "device")}
     masks = masks_of(items, options["masks"]) if options["masks"] else None
@@ -295,24 +304,24 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
     )
 
 
-def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _matrix(recording: Any, layer: int | str, chosen: str) -> Any:  # noqa: ANN401
     from visattn.drawing.matrices import matrix_page
     from visattn.drawing.pictures import carrying
 
     record = recording.select(kind="self", layer=layer)[0]
     heads = record.operator.dense()[0]
-    if options["head"] == "mean":
+    if chosen == "mean":
         weights = heads.mean(0)
     else:
-        head = _number(options["head"])
+        head = _number(chosen)
         if not isinstance(head, int) or not -len(heads) <= head < len(heads):
-            raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {options['head']}.")
+            raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {chosen}.")
         weights = heads[head]
-    title = f"{recording.provenance.title}: {record.layer}, head {options['head']}"
-    page = matrix_page(weights.numpy(), record.keys.prefix, title=title)
+    made = recording.provenance
+    page = matrix_page(weights.cpu().numpy(), record.keys.prefix, title=f"{made.title}: {record.layer}, head {chosen}")
     drawing = {"opacity": 1.0, "blend": "constant", "colormap": "viridis", "interpolation": "nearest"}
-    shown = found.provenance.parameters | {"head": options["head"], "query": "all"}
-    return carrying(page, found.provenance.but(parameters=shown, normalization="lowest to 99.5th percentile", drawing=drawing))
+    parameters = {"layer": record.layer, "head": chosen, "query": "all"}
+    return carrying(page, made.but(parameters=parameters, normalization="lowest to 99.5th percentile", drawing=drawing))
 
 
 def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN401
@@ -349,7 +358,7 @@ def _print_stats(rows: list[Row], target: Path | None, as_json: bool) -> None:
         write_whole(target, to_csv(rows).encode())
         click.echo(printable(str(target)))
     else:
-        click.echo(to_json(rows) if as_json else to_text(rows).rstrip())
+        click.echo(to_json(without_nan(rows)) if as_json else to_text(rows).rstrip())
 
 
 def _number(text: str) -> int | str:

@@ -17,6 +17,7 @@ def numbers_of(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = [re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part) for part in text.split(",")]
-    if not all(parts):
-        raise OptionError(f"--heads must be numbers and ranges such as 0,3-5, got '{printable(text)}'.")
-    return [number for part in parts if part for number in range(int(part[1]), int(part[2] or part[1]) + 1)]
+    ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
+    if not all(parts) or any(first > last for first, last in ranges):
+        raise OptionError(f"--heads must be numbers and rising ranges such as 0,3-5, got '{printable(text)}'.")
+    return list(dict.fromkeys(number for first, last in ranges for number in range(first, last + 1)))

@@ -90,7 +90,8 @@ def files_read(options: dict[str, Any]) -> list[Path]:
     model, weights = str(options.get("model") or ""), str(options.get("weights") or "auto")
     named = [model.rpartition(":")[0]] if ".py:" in model else []
     named += [weights] if weights not in ("auto", "none") else []
-    return [Path(name) for name in named] + [options[name] for name in ("labels", "map_file") if options.get(name)]
+    files = "labels", "map_file", "masks", "texts", "compare_weights"
+    return [Path(name) for name in named] + [Path(options[name]) for name in files if options.get(name)]
 
 
 def refuse_beside(option: str, others: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ def stats_command(
     describe(quiet, provenance)
     whole = json.loads(content["stats.json"])
     click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
-    return VisattnError.exit_code if failed else each.exit_code(len(survey.photos))
+    return each.exit_code(len(survey.photos)) or (VisattnError.exit_code if failed else 0)
 
 
 def tables(survey: Survey, provenance: Provenance, quiet: bool) -> dict[str, bytes]:

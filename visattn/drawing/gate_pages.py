@@ -161,7 +161,7 @@ def _modules(recording: Recording) -> list[_Module]:
         if placed:
             module.place = record
         else:
-            module.channels += list(record.value[0].float().reshape(-1, record.value.shape[-1]).numpy())
+            module.channels += list(record.value[0].float().reshape(-1, record.value.shape[-1]).cpu().numpy())
     return found
 
 

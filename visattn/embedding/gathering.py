@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,7 +128,8 @@ class _Source:
         self._model, self._layers, self._some, self._seed = model, layers, some, seed
         self._kept, self._trusted = None, False  # whether what was kept comes from this model, once an image has shown it
         if keep is not None:
-            settings = {"version": versions()["visattn"], "model": state_digest(model), "draws": DRAWS, "seed": seed}
+            built = re.sub(r" at 0x\w+", "", repr(model))  # with activations and constants, which are no weights
+            settings = {"versions": versions(), "model": state_digest(model), "built": built, "draws": DRAWS, "seed": seed}
             self._kept = Kept(Path(keep), **settings, layers=layers, points=some)
 
     def image(self, number: int, prepared: Prepared, mask: NDArray[np.bool_] | None, words: tuple[str, ...]) -> OneImage:
@@ -136,7 +138,8 @@ class _Source:
         key = self._kept.key(prepared, mask)
         before = self._kept.read(number, key)
         if before is not None and self._trusted:
-            return replace(before, name=image_facts(prepared.photo).name)
+            facts = image_facts(prepared.photo)
+            return replace(before, name=facts.name, sha256=facts.sha256)
         found = self._computed(number, prepared, mask, words)
         if before is not None:
             self._trusted = alike(before, found)

@@ -76,10 +76,10 @@ def _of_head(
         "head": head,
         "factor": both.factor,
         "norm_ratio": norms[1] / norms[0] if norms[0] else math.nan,
-        "row_pearson": _mean(pearson.values()),
+        "row_pearson": _mean(_by_photo(pearson, space.groups)),
         "low": low,
         "high": high,
-        "row_spearman": _mean(spearman.values()),
+        "row_spearman": _mean(_by_photo(spearman, space.groups)),
         "pooled_pearson": row_pearson(pooled[0], pooled[1]),
         "weighted": weighted_correlation(both.queries[plain], both.keys[plain], seed=seed),
         "attention_spearman": _with_attention(states, head, both.queries, both.keys),
@@ -133,13 +133,18 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def _interval(values: dict[int, float], groups: Sequence[int]) -> tuple[float | None, float | None]:
-    """Return the interval of a mean over photos."""
+def _by_photo(values: dict[int, float], groups: Sequence[int]) -> list[float]:
+    """Return the mean of each photo's images, of photos that have one."""
     photos: dict[int, list[float]] = {}
     for image, value in values.items():
         photos.setdefault(groups[image], []).append(value)
-    means = np.array([mean for each in photos.values() if math.isfinite(mean := _mean(each))])
+    return [mean for each in photos.values() if math.isfinite(mean := _mean(each))]
+
+
+def _interval(values: dict[int, float], groups: Sequence[int]) -> tuple[float | None, float | None]:
+    """Return the interval of a mean over photos."""
+    means = _by_photo(values, groups)
     if len(means) < 2:
         return None, None
-    low, high = mean_interval(means)
+    low, high = mean_interval(np.array(means))
     return float(low), float(high)

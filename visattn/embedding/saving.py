@@ -12,7 +12,7 @@ import numpy as np
 
 from visattn._support.files import check_output, write_whole
 from visattn._support.spellings import spelled
-from visattn._support.tables import Row
+from visattn._support.tables import Row, without_nan
 from visattn._support.typed import typed
 from visattn.embedding.layouts import Laid, lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers
@@ -107,7 +107,7 @@ def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = Tr
         "provenance": laid_out(space, how).to_dict(),
     }
     stream = io.BytesIO()
-    np.savez_compressed(stream, facts=np.array(json.dumps(facts)), **arrays)
+    np.savez_compressed(stream, facts=np.array(json.dumps(without_nan(facts), allow_nan=False)), **arrays)
     return write_whole(target, stream.getvalue())
 
 

@@ -213,10 +213,11 @@ def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoN
         UnsupportedModel: If no layer has distributions over tokens, and there are no gates.
     """
     kept, left_out = _with_distributions(recording)
-    gates = {
-        (one.layer, str(one.role)): {key: float(value[0]) for key, value in one.numbers().items()}
-        for one in gate_statistics(recording)
-    }
+    gates: dict[tuple[str, str], dict[str, float]] = {}
+    for gate in gate_statistics(recording):
+        call = sum(layer.partition(" #")[0] == gate.layer and role == str(gate.role) for layer, role in gates)
+        place = f"{gate.layer} #{call}" if call else gate.layer  # a module may be called several times
+        gates[place, str(gate.role)] = {key: float(value[0]) for key, value in gate.numbers().items()}
     if not kept and not gates:
         raise UnsupportedModel(f"nothing to measure: {_reasons(left_out) or 'no attention and no gates'}. Use another model.")
     sinks, shares = _sinks(recording)

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from visattn._support.shapes import SIDE, Maybe, check_shape
+from visattn._support.shapes import SIDE, Free, Maybe, check_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ PROVENANCE = {
     "method?": _TEXT,
     "parameters?": dict,
     "target?": [str],
-    "scores?": [dict],
+    "scores?": [Free({"class": int, "name": _TEXT})],
     "normalization?": _TEXT,
     "value_range?": Maybe((float, float)),
     "sinks?": [[(int, int, float, str)]],

@@ -25,11 +25,10 @@ from visattn.pipeline.outputs import PredictedClass
 from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, UnseenAttention
 from visattn.studies.operands import MASKS, operator_of
-from visattn.studies.schema import FORMAT, MOST_TEXT, VERSION, checked
+from visattn.studies.schema import FORMAT, MOST_PIXELS, MOST_TEXT, VERSION, checked
 from visattn.studies.views import Importance, Study, View
 
 _Read = Callable[[str], Tensor]
-_MOST_PIXELS = 4 * MAX_PIXELS  # of all photos of a file
 
 
 @typed()
@@ -100,7 +99,7 @@ class _File:
             content = self.raw(name)
             if content.dtype != torch.uint8 or content.ndim != 1:
                 raise ValueError(f"a photo must be bytes, got {content.dtype} {tuple(content.shape)}")
-            self._photos[name] = decode(content.numpy().tobytes(), max_pixels=min(MAX_PIXELS, _MOST_PIXELS - self._pixels))
+            self._photos[name] = decode(content.numpy().tobytes(), max_pixels=min(MAX_PIXELS, MOST_PIXELS - self._pixels))
             self._pixels += self._photos[name].width * self._photos[name].height
         return self._photos[name].copy()
 

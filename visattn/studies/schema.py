@@ -6,12 +6,13 @@ import math
 from typing import Any, get_args
 
 from visattn._support.shapes import SIDE, Maybe, check_shape
-from visattn._support.types import Kind, Role
+from visattn._support.types import MAX_PIXELS, Kind, Role
 from visattn.maps.schema import FACTS, GEOMETRY, LAYOUT, MOST_VALUES, PROVENANCE, check_places
 
 FORMAT, VERSION = "attn", 1
 MOST_TEXT = 2**24  # bytes of the JSON
 MOST_VIEWS = 1000
+MOST_PIXELS = 4 * MAX_PIXELS  # of all photos of a file
 _LEAST = 1e-3  # pixels: shortest side of a box
 
 _OPERATOR = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from visattn._support.types import MAX_PIXELS
 from visattn.errors import OptionError
 from visattn.maps.files import layout_facts, map_facts
 from visattn.records import AttentionRecord, FeatureRecord, TokenLayout
 from visattn.studies.operands import operands_of
-from visattn.studies.schema import FORMAT, VERSION
+from visattn.studies.schema import FORMAT, MOST_PIXELS, MOST_TEXT, MOST_VIEWS, VERSION
 
 if TYPE_CHECKING:
     from visattn.studies.views import View
@@ -30,13 +31,33 @@ def content(views: Sequence[View]) -> bytes:
     """Return the content of an `.attn` file.
 
     Raises:
-        OptionError: If a recording has several images or forward passes.
+        OptionError: If a recording has several images or forward passes, or the file would be too large to be read.
     """
     tensors: dict[str, Tensor] = {}
-    facts = {"views": [_View(f"views.{number}", tensors).facts(view) for number, view in enumerate(views)]}
+    photos: dict[bytes, tuple[str, int]] = {}
+    facts = {"views": [_View(f"views.{number}", tensors, photos).facts(view) for number, view in enumerate(views)]}
     said = {"format": FORMAT, "version": str(VERSION), "study": json.dumps(facts, allow_nan=False, default=_plain)}
+    _check_size(views, [pixels for _, pixels in photos.values()], said["study"])
     made: bytes = safetensors.torch.save({name: _alone(tensor) for name, tensor in tensors.items()}, said)
     return made
+
+
+def _check_size(views: Sequence[View], pixels: Collection[int], text: str) -> None:
+    """Check the limits that a reader sets.
+
+    Raises:
+        OptionError: If one is exceeded.
+    """
+    if max(pixels, default=0) > MAX_PIXELS or sum(pixels) > MOST_PIXELS:
+        raise OptionError(
+            f"a study holds photos of at most {MAX_PIXELS / 1e6:g} million pixels, {MOST_PIXELS / 1e6:g} million in all; the largest of "
+            f"these has {max(pixels) / 1e6:.1f}, all have {sum(pixels) / 1e6:.1f}. Scale them down, or save several studies."
+        )
+    if len(views) > MOST_VIEWS or len(text) > MOST_TEXT:
+        raise OptionError(
+            f"a study holds at most {MOST_VIEWS:,} views and {MOST_TEXT:,} characters of description, got {len(views):,} and "
+            f"{len(text):,}. Save several studies."
+        )
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
@@ -53,8 +74,8 @@ def _alone(tensor: Tensor) -> Tensor:
 class _View:
     """Description of one view; its tensors are collected under names that begin alike."""
 
-    def __init__(self, name: str, tensors: dict[str, Tensor]) -> None:
-        self._name, self._tensors = name, tensors
+    def __init__(self, name: str, tensors: dict[str, Tensor], photos: dict[bytes, tuple[str, int]]) -> None:
+        self._name, self._tensors, self._photos = name, tensors, photos
         self._layouts: dict[TokenLayout, int] = {}
 
     def facts(self, view: View) -> dict[str, Any]:
@@ -64,7 +85,10 @@ class _View:
             raise OptionError("a view must be one forward pass over one image. Choose them: recording.select(forward=0).")
         stream = io.BytesIO()
         view.photo.save(stream, "PNG", compress_level=_COMPRESSION)
-        photo = self._stored("photo", torch.from_numpy(np.frombuffer(stream.getvalue(), np.uint8).copy()))
+        png = stream.getvalue()
+        if png not in self._photos:  # views of several models share a photo
+            name = self._stored("photo", torch.from_numpy(np.frombuffer(png, np.uint8).copy()))
+            self._photos[png] = name, view.photo.width * view.photo.height
         records = [self._record(f"records.{number}", record) for number, record in enumerate(recording)]
         features = [self._feature(f"features.{number}", feature) for number, feature in enumerate(recording.features)]
         maps = {
@@ -72,7 +96,7 @@ class _View:
             for number, (name, shown) in enumerate(view.maps.items())
         }
         return {
-            "photo": photo,
+            "photo": self._photos[png][0],
             "geometry": asdict(view.geometry),
             "provenance": recording.provenance.to_dict(),
             "readout": recording.reads,
