@@ -163,7 +163,7 @@ def test_errors_of_any_kind_of_one_image_leave_the_others(
     entries: list[Entry] = []
     assert go(model, items_of([tmp_path / "photos"]), tmp_path / "out", told=entries.append) == Outcome(2, 0, 4)
     assert {entry.number: entry.error for entry in entries if entry.error} == {
-        1: "internal error of visattn (ZeroDivisionError: no cause). Please report it with the output of --debug for this image alone.",
+        1: "internal error of visattn (ZeroDivisionError: no cause). Please report it with the traceback of this image alone (--debug).",
         2: "no map",
         3: "out of memory. Choose a smaller image.",
         5: "its name is too long for files that are named by it. Rename it to at most 243 bytes.",

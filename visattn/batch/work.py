@@ -168,7 +168,7 @@ def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
 def _fault(error: Exception) -> VisattnError:
     """Return the error that tells of a bug in visattn."""
     what = f"{type(error).__name__}: {first_line(error)}"
-    return VisattnError(f"internal error of visattn ({what}). Please report it with the output of --debug for this image alone.")
+    return VisattnError(f"internal error of visattn ({what}). Please report it with the traceback of this image alone (--debug).")
 
 
 def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:

@@ -125,6 +125,8 @@ def heads_command(
         source = image_facts(prepared.photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
         method = "gates" if gated else {"stats": "statistics", "matrix": "attention"}[kind]
+        if kind == "matrix":
+            seen = seen.but(geometry=prepared.geometry)
         seen = prepared.noted(seen).but(method=method, parameters={"layer": options["layer"]})
         recording = replace(recording, provenance=seen)
     if kind == "stats":

@@ -35,13 +35,22 @@ export function check(value, shape, name) {
 
 const box = { tuple: ["number", "number", "number", "number"] };
 const LAYOUT = { space: "text", prefix: ["text"], grid: ["whole"], box, "holes?": ["whole"] };
+const SCORE = {
+  class: "whole",
+  name: { maybe: "text" },
+  "versus?": { maybe: "whole" },
+  "score?": "number",
+  "probability?": "number",
+  "predicted?": "whole",
+  "predicted_probability?": "number",
+};
 const PROVENANCE = {
   "model?": "text",
   "weights?": "text",
   "random?": "flag",
   "image?": { maybe: "text" },
   "geometry?": { maybe: "object" },
-  "scores?": ["object"],
+  "scores?": [SCORE],
   "warnings?": ["text"],
   "notes?": ["text"],
 };
