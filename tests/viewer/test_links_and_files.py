@@ -225,7 +225,10 @@ def test_commands_say_why_they_refuse_studies(study: Study, tmp_path: Path, caps
         (["view", file, PHOTO], "studies are shown as they are"),
         (["view", PHOTO, "-o", str(tmp_path / "a.png")], "a page is .html, and a study .attn"),
         (["view", file, "-o", str(tmp_path / "b.attn"), "--layers", "x"], "--layers has no effect with -o NAME.attn"),
-        (["view", file, "-o", str(tmp_path / "b.html"), "--heads", "1-"], "--heads must be numbers and rising ranges such as 0,3-5"),
+        (
+            ["view", file, "-o", str(tmp_path / "b.html"), "--heads", "1-"],
+            "--heads must be numbers and rising ranges such as 0,3-5",
+        ),
         (["view", file, "-o", str(tmp_path / "b.html"), "--heads", "9"], "heads must be numbers from 0 to 2"),
     ):
         assert _run(words, debug=False) == 2
