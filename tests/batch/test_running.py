@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests import tiny
 from tests.batch import kills
 from tests.batch.kills import COUNT, files_of, go
 from visattn import explain, load_map, load_maps
+from visattn._support.threads import pool
 from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Outcome, Wanted, Work, check_outputs, items_of, run, work
 from visattn.drawing.pictures import to_png
 from visattn.errors import MapError, OptionError, OutputError, ResourceError
@@ -175,6 +177,33 @@ def test_what_is_the_fault_of_an_option_ends_the_run_at_once(model: Any, photos:
     with pytest.raises(OptionError, match="got 99"):
         go(model, items_of([photos]), tmp_path / "out", method="attention", parameters={"layer": 99})
     assert go(model, items_of([photos]), tmp_path / "out").written == COUNT - 1  # the journal holds nothing, so it is free
+
+
+def test_a_later_batch_that_fails_alike_leaves_the_others(tmp_path: Path) -> None:
+    for number, height in enumerate((40, 40, 400, 400, 40)):
+        Image.new("RGB", (60, height), "red").save(tmp_path / f"{number}.png")
+    items, out = items_of([tmp_path]), tmp_path / "out"
+    out.mkdir()
+    asked = Asked(ask("attention", {"query": "pixel:30,5"}), Preprocessing(resize="model"))
+    for kept in (0, 3):
+        with Journal(out / "journal.jsonl", {}) as journal:
+            outcome = run(tiny.vit(), Ledger(items, journal, Batches(2)), Work(asked, Wanted(out, "attention")))
+        assert outcome == Outcome(3 - kept, kept, 2)
+
+
+def test_a_journal_of_another_part_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "journal.0-of-2.jsonl").mkdir()
+    with pytest.raises(OutputError, match=r"journal.0-of-2.jsonl: cannot be read \(is a directory\). Check its permissions"):
+        Journal(tmp_path / "journal.1-of-2.jsonl", {})
+
+
+def test_threads_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    with pytest.raises(ResourceError, match=r"2 threads cannot be started. Pass fewer \(--workers\)"), pool(2):
+        pass
 
 
 @pytest.mark.filterwarnings("ignore:the map is constant")

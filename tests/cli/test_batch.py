@@ -86,6 +86,11 @@ def test_statistics_of_all_parts_are_in_the_tables(run: Run, photos: Path) -> No
         (["--no-pictures"], "leaves nothing to write"),
         (["--actors", "2"], "are options of --engine ray"),
         (["--gpus-per-actor", "0.5"], "are options of --engine ray"),
+        (
+            ["--engine", "ray", "--gpus-per-actor", "1.5"],
+            "must be a part of a GPU, such as 0.5, or a whole number of them, got 1.5",
+        ),
+        (["--engine", "ray", "--gpus-per-actor", "nan"], "must be a part of a GPU"),
         (["--method", "rolout"], "rollout"),
         (["--method", "rollout", "--query", "cls", "--layer", "3"], "no parameter"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+LARGEST_BATCH = 2**16  # images that run through a model together
 MAX_PIXELS = 64_000_000  # default limit for the pixels of an image
 
 Fusion = Literal["mean", "max", "min"]

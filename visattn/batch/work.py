@@ -125,7 +125,6 @@ def _done(
 ) -> Iterator[list[Entry]]:
     reading: deque[tuple[int, list[Future[_Read]]]] = deque()
     writing: deque[tuple[list[_Answered], list[Future[Entry]]]] = deque()
-    begun = False
 
     def ahead() -> None:
         for first, items in islice(left, 1):
@@ -142,9 +141,8 @@ def _done(
         found = [future.result() for future in futures]
         ahead()
         answered = _answered(model, found, work, first)
-        if not begun:
+        if first == 0:
             _check_alike(answered)
-        begun = True
         writing.append((answered, [writers.submit(_write, one, work.wanted, spare) for one in answered]))
         while len(writing) > _AHEAD:
             yield settled()
@@ -234,7 +232,7 @@ def _whole(
 
 
 def _check_alike(answered: Sequence[_Answered]) -> None:
-    """Check that the images of the first batch do not all fail alike, as the model or an option is at fault.
+    """Check that the images of the run's first batch do not all fail alike, as the model or an option is at fault.
 
     Raises:
         VisattnError: Their error.

@@ -19,6 +19,7 @@ from visattn.cli.asking import kind_of, question_of
 from visattn.cli.commands import complain
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
+    batch_size_option,
     explaining_options,
     model_options,
     photo_options,
@@ -46,13 +47,7 @@ if TYPE_CHECKING:
 @click.option("--stats", is_flag=True, help="Also write the statistics of every head over all images.")
 @click.option("--studies", is_flag=True, help="Also save each image as a study (.attn).")
 @click.option("--no-pictures", is_flag=True, help="Write no pictures.")
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1, 65_536),
-    default=16,
-    show_default=True,
-    help="Images that run through the model together.",
-)
+@batch_size_option("Images")
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray."
 )

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 import click
 
 from visattn._support.checks import whole_number
-from visattn._support.types import Space
+from visattn._support.types import LARGEST_BATCH, Space
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import OptionError
 from visattn.pipeline.preprocessing import Preprocessing
@@ -131,6 +131,17 @@ def target_options(command: F) -> F:
             type=click.Path(path_type=Path),
             help="Text file of class names, one per line; those of ImageNet are built in.",
         ),
+    )
+
+
+def batch_size_option(what: str) -> Callable[[F], F]:
+    """Add the number of images, or of what they are called, in a batch."""
+    return click.option(
+        "--batch-size",
+        type=click.IntRange(1, LARGEST_BATCH),
+        default=16,
+        show_default=True,
+        help=f"{what} that run through the model together.",
     )
 
 

@@ -12,6 +12,7 @@ from visattn._support.types import View
 from visattn.cli.asking import kind_of, question_of
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
+    batch_size_option,
     files_read,
     method_option,
     model_options,
@@ -51,13 +52,7 @@ from visattn.drawing.style import Style
     show_default=True,
     help="Weight of the last map in a running mean of the maps.",
 )
-@click.option(
-    "--batch-size",
-    type=click.IntRange(1, 65_536),
-    default=16,
-    show_default=True,
-    help="Frames that run through the model together.",
-)
+@batch_size_option("Frames")
 @style_options()
 @photo_options
 @output_options

@@ -17,6 +17,7 @@ from visattn._support.checks import between
 from visattn._support.notes import note
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn._support.types import LARGEST_BATCH
 from visattn.errors import OptionError, ResourceError
 from visattn.families.wrappers import unwrapped
 from visattn.loading import load_model
@@ -33,7 +34,7 @@ from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.records import Recording
 
 _T = TypeVar("_T")
-BATCH, LARGEST_BATCH = 16, 2**16
+BATCH = 16
 _ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from visattn._support.checks import between, one_of
 from visattn._support.progress import progress
 from visattn._support.typed import check_types
-from visattn._support.types import View
+from visattn._support.types import LARGEST_BATCH, View
 from visattn.batch.films.reading import Film, Frame
 from visattn.batch.films.walking import Walk
 from visattn.errors import OptionError, ResourceError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.methods.selection import tokens_of
-from visattn.pipeline.batches import BATCH, LARGEST_BATCH, Asked, explain_each
+from visattn.pipeline.batches import BATCH, Asked, explain_each
 from visattn.pipeline.explaining import answer, of_model, pixel_to_input
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
