@@ -133,4 +133,4 @@ def test_memory_does_not_grow_with_the_number_of_images() -> None:
     script = Path(__file__).parents[2] / "scripts" / "many_images.py"
     done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("200 images, 3 of them damaged: 197 pictures, 3 lines, exit status 1")
+    assert done.stdout.startswith("1,000 images, 3 of them damaged: 997 pictures, 3 lines, exit status 1")
