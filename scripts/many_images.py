@@ -43,7 +43,7 @@ def write(folder: Path, count: int) -> list[Path]:
 
 
 def watched(process: subprocess.Popen[str], output: Path, memory: list[tuple[int, float]]) -> None:
-    """Note the number of pictures and the memory in MB, without mapped files such as libraries, ten times a second, until the process ends."""
+    """Note the pictures and the memory in MB, without mapped files such as libraries, ten times a second, until the process ends."""
     while process.poll() is None:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()

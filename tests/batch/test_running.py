@@ -258,14 +258,14 @@ def checked(inputs: list[Path], folder: Path, settings: Any = None) -> None:
     """Check the outputs of a run with pictures and packed maps, one image in a batch."""
     items = items_of(inputs)
     with Journal(folder / "journal.jsonl", settings or {}) as journal:
-        check_outputs(Wanted(folder, "rollout", packed=True), items, range(len(items)), 1, journal)
+        check_outputs(Wanted(folder, "rollout", packed=True), items, Batches(1), journal)
 
 
 def test_nothing_else_is_replaced(photos: Path, tmp_path: Path) -> None:
     for name in ("a.png", "a.rollout.png", "b/a.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((photos / "00.png").read_bytes())
-    with pytest.raises(OutputError, match=r"/a.rollout.png: is an image of this run, and would be replaced. Choose another"):
+    with pytest.raises(OutputError, match=r"/a.rollout.png: is an input of this run, and would be replaced. Choose another"):
         checked([tmp_path / "a.png", tmp_path / "a.rollout.png"], tmp_path)
     with pytest.raises(OutputError, match=r"/a.rollout.png: exists already, and no journal of this run names it. Choose another"):
         checked([tmp_path / "a.png"], tmp_path, {"other": 1})

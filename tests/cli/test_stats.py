@@ -16,7 +16,7 @@ from PIL import Image
 
 import visattn
 from tests.cli.test_commands import TINY, Run, python, run
-from visattn.cli.stats import FILES as EVERY
+from visattn._support.tables import STATISTICS
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
 from visattn.nn import ATTENTION
 from visattn.pipeline.run import look
@@ -27,7 +27,7 @@ SHARES = ("cls", "self", "patches", "padding")
 Row = dict[str, str]
 
 
-FILES = tuple(name for name in EVERY if name != "gates.csv")  # of models with attention and without gates
+FILES = tuple(name for name in STATISTICS if name != "gates.csv")  # of models with attention and without gates
 
 
 @pytest.fixture

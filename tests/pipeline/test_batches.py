@@ -18,7 +18,7 @@ from visattn import Explanation, explain, explain_batch
 from visattn.errors import ImageError, OptionError, ResourceError, VisattnError, VisattnNote
 from visattn.methods import METHODS
 from visattn.pipeline import batches
-from visattn.pipeline.run import look
+from visattn.pipeline.run import look, one_pass
 from visattn.pipeline.targets import Target
 
 random = np.random.default_rng(0)
@@ -209,15 +209,15 @@ def test_a_batch_that_does_not_fit_into_memory_runs_in_halves(monkeypatch: pytes
 def test_recordings_that_do_not_fit_into_memory_are_made_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = tiny.vit(), list[int]()
     prepared = [visattn.prepare(photo, model) for photo in PHOTOS]
-    looking = look
+    passing = one_pass
 
     def crowded(model: Any, some: Any) -> Any:
         sizes.append(len(some.photos))
         if len(some.photos) > 1:
-            raise ResourceError("out of memory")
-        return looking(model, some)
+            raise RuntimeError("CUDA out of memory")
+        return passing(model, some)
 
-    monkeypatch.setattr(batches, "look", crowded)
+    monkeypatch.setattr(batches, "one_pass", crowded)
     with pytest.warns(VisattnNote, match="they run in halves"):
         found = batches.looked(model, prepared)
     assert max(sizes) > 1

@@ -31,6 +31,23 @@ def same_randomness() -> Iterator[None]:
 
 
 @contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Begin the random numbers of Python, NumPy and torch with a seed; restore their states after the block.
+
+    A model may draw in its forward pass, also in evaluation mode.
+
+    Yields:
+        Nothing.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with same_randomness(), torch.random.fork_rng(devices):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
     """Put a model into evaluation mode temporarily; the mode of each module is restored on exit, also after an error.
 

@@ -11,6 +11,8 @@ from visattn._support.checks import printable
 
 Row = Mapping[str, Any]
 
+STATISTICS = "heads.csv", "layers.csv", "gates.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png"
+
 
 def to_json(data: Any) -> str:  # noqa: ANN401 - any JSON value
     """Return `data` as indented JSON; raise for values that JSON cannot represent."""

@@ -1,8 +1,8 @@
 """Many images: folders and lists are explained batch by batch, with a journal from which an interrupted run goes on."""
 
-from visattn.batch.journal import Entry, Journal
-from visattn.batch.running import Batches, Ledger, Outcome, run
-from visattn.batch.sources import Item, items_of
+from visattn.batch.journal import Entry, Journal, other_lists
+from visattn.batch.running import Ledger, Outcome, run
+from visattn.batch.sources import Batches, Item, items_of
 from visattn.batch.wanted import Wanted, check_outputs
 from visattn.batch.work import Work
 from visattn.pipeline.batches import Asked
@@ -19,5 +19,6 @@ __all__ = [
     "Work",
     "check_outputs",
     "items_of",
+    "other_lists",
     "run",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from visattn._support.files import refusal
 from visattn.errors import OutputError
 
 _FIRST = "visattn batch"
+_KNOWN = len(f'{{"{_FIRST}":')  # bytes with which each journal begins
 
 
 class Entry(NamedTuple):
@@ -86,11 +87,15 @@ class Journal:
             raise refused from error
         self._stream.seek(0)
         whole, _, torn = self._stream.read().rpartition(b"\n")
-        if torn:  # a line that a kill cut off
-            self._stream.truncate(len(whole) + 1 if whole else 0)
         lines = whole.decode(errors="replace").splitlines()
         told = {_FIRST: 1, "settings": json.loads(json.dumps(settings))}
-        for other in sorted(self.path.parent.glob("journal*.jsonl")):  # parts of one run share the names of files
+        if lines:
+            _parsed(name, lines)  # raises for the file of something else
+        elif not json.dumps(told).encode().startswith(torn[:_KNOWN]):
+            raise _damaged(name)
+        if torn:  # a line that a kill cut off
+            self._stream.truncate(len(whole) + 1 if whole else 0)
+        for other in journals_in(self.path.parent):  # parts of one run share the names of files
             if other != self.path and other.stat().st_size:
                 _check(printable(str(other)), _settings_of(other), told)
         if lines:
@@ -154,6 +159,11 @@ def _reading(path: Path) -> BinaryIO:
         raise OutputError(f"{printable(str(path))}: cannot be read ({cause}). Check its permissions.") from error
 
 
+def journals_in(folder: Path) -> list[Path]:
+    """Return the journals of a run and its parts, by name."""
+    return sorted(folder.glob("journal*.jsonl"))
+
+
 def entries_of(path: Path) -> dict[int, Entry]:
     """Read the last entry of each image from a journal that another run may be writing.
 
@@ -163,6 +173,28 @@ def entries_of(path: Path) -> dict[int, Entry]:
     with _reading(path) as stream:
         whole, _, _ = stream.read().rpartition(b"\n")
     return _parsed(printable(str(path)), whole.decode(errors="replace").splitlines())[1] if whole else {}
+
+
+def other_lists(folder: Path, images: Sequence[str]) -> Iterator[str]:
+    """Find parts of a run that were computed from another list of images, as when files were still being copied.
+
+    Args:
+        folder: Output folder.
+        images: The images of this run.
+
+    Yields:
+        What is wrong with the journal of each such part.
+
+    Raises:
+        OutputError: If a journal is damaged, or cannot be read.
+    """
+    for path in journals_in(folder):
+        for number, entry in entries_of(path).items():
+            here = images[number] if number < len(images) else "none"
+            if here != entry.image:
+                what = f"its image {number} is {printable(entry.image)}, that of this part {printable(here)}"
+                yield f"{printable(str(path))}: is of another list of images ({what}). Run that part again."
+                break
 
 
 def _parsed(name: str, lines: Sequence[str]) -> tuple[dict[str, Any], dict[int, Entry]]:
@@ -176,9 +208,13 @@ def _parsed(name: str, lines: Sequence[str]) -> tuple[dict[str, Any], dict[int, 
             for number, image, of, sha256, outputs, error, warnings in others
         ]
     except (ValueError, TypeError, KeyError) as error:
-        raise OutputError(f"{name}: is damaged. Choose another folder (-o/--output) to compute everything again.") from error
+        raise _damaged(name) from error
     last = {entry.number: entry for entry in entries}
     return first, {number: entry for number, entry in last.items() if entry.image}
+
+
+def _damaged(name: str) -> OutputError:
+    return OutputError(f"{name}: is damaged. Choose another folder (-o/--output) to compute everything again.")
 
 
 def _differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

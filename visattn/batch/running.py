@@ -8,26 +8,8 @@ from typing import NamedTuple
 from torch import nn
 
 from visattn.batch.journal import Entry, Journal
-from visattn.batch.sources import Item
+from visattn.batch.sources import Batches, Item
 from visattn.batch.work import Batch, Work, done
-
-
-class Batches(NamedTuple):
-    """Batches of a run, or of a part of it: batch `b` holds the images from `b * size` on, and part `b % parts` computes it.
-
-    Attributes:
-        size: Images in a batch.
-        part: Number of the part.
-        parts: Number of parts.
-    """
-
-    size: int
-    part: int = 0
-    parts: int = 1
-
-    def first(self, count: int) -> range:
-        """Return the number of the first image of each batch of the part, of `count` images."""
-        return range(self.part * self.size, count, self.parts * self.size)
 
 
 class Outcome(NamedTuple):

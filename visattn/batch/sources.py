@@ -64,7 +64,7 @@ class Item(NamedTuple):
         found = self.content()
         if isinstance(found, bytes):
             return decode(found, self.source, max_pixels=max_pixels, color_profile=color_profile)
-        photo = as_image(found)
+        photo = found.copy()  # the dataset may keep it, and give it again
         return stating(photo, replace(image_facts(photo), name=self.name))
 
     def digest(self) -> str:
@@ -73,12 +73,30 @@ class Item(NamedTuple):
             found = self._whole()
         except (OSError, ImageError):
             return ""
-        return hashlib.sha256(found).hexdigest() if isinstance(found, bytes) else image_facts(as_image(found)).sha256
+        return hashlib.sha256(found).hexdigest() if isinstance(found, bytes) else image_facts(found).sha256
 
     def _whole(self) -> bytes | Image.Image:
         if self.content is not None:
             return self.content()
         return self.path.read_bytes() if is_file(self.path) else load_image(self.source)
+
+
+class Batches(NamedTuple):
+    """Batches of a run, or of a part of it: batch `b` holds the images from `b * size` on, and part `b % parts` computes it.
+
+    Attributes:
+        size: Images in a batch.
+        part: Number of the part.
+        parts: Number of parts.
+    """
+
+    size: int
+    part: int = 0
+    parts: int = 1
+
+    def first(self, count: int) -> range:
+        """Return the number of the first image of each batch of the part, of `count` images."""
+        return range(self.part * self.size, count, self.parts * self.size)
 
 
 class _Found(NamedTuple):
@@ -259,7 +277,9 @@ class _Dataset:
             with self._one_by_one:
                 item = self._dataset[index]
             image = item["image"] if isinstance(item, dict) else item[0] if isinstance(item, (tuple, list)) else item
-            return as_image(image)
+            photo = as_image(image)
+            photo.load()
+            return photo
         except Exception as error:  # the user's code may raise anything
             raise ImageError(
                 f"{printable(self.name)} {index}: cannot be read ({type(error).__name__}: {first_line(error)})"

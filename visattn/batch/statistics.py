@@ -15,7 +15,7 @@ import numpy as np
 from visattn._support.checks import printable
 from visattn._support.tables import without_nan
 from visattn._support.types import Resize
-from visattn.batch.journal import entries_of
+from visattn.batch.journal import entries_of, journals_in
 from visattn.errors import OutputError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
 from visattn.provenance import Provenance
@@ -68,7 +68,7 @@ def collected(folder: Path, sources: Sequence[str], seed: int, resize: Resize = 
         OutputError: If a file is damaged.
     """
     named: set[str] = set()
-    for journal in sorted(folder.glob("journal*.jsonl")):
+    for journal in journals_in(folder):
         for entry in entries_of(journal).values():
             if entry.number < len(sources) and entry.image == sources[entry.number]:
                 named |= {name for name in entry.outputs if name.startswith(f"{FOLDER}/")}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from visattn._support.checks import printable
 from visattn._support.files import exists
+from visattn._support.tables import STATISTICS
 from visattn.batch import statistics
-from visattn.batch.journal import Journal
-from visattn.batch.sources import Item
+from visattn.batch.journal import Journal, entries_of, journals_in
+from visattn.batch.sources import Batches, Item
 from visattn.errors import OutputError
 
 
@@ -50,34 +51,49 @@ class Wanted:
         every = {"packed": f"maps/{first:08}.{self.kind}.tar", "statistics": statistics.file_of(first)}
         return {what: file for what, file in every.items() if getattr(self, what)}
 
+    def of_run(self) -> tuple[str, ...]:
+        """Return the files of the whole run, relative to the folder."""
+        return STATISTICS if self.statistics else ()
 
-def check_outputs(wanted: Wanted, items: Sequence[Item], first: Iterable[int], size: int, journal: Journal) -> None:
+
+def check_outputs(
+    wanted: Wanted, items: Sequence[Item], batches: Batches, journal: Journal, inputs: Iterable[str | os.PathLike[str]] = ()
+) -> None:
     """Check that a run replaces no file but its own.
 
     Args:
         wanted: What is written.
         items: All images of the run.
-        first: Number of the first image of each batch that is computed.
-        size: Images in a batch.
+        batches: Batches that are computed.
         journal: Journal of the run.
+        inputs: What the images were listed from, such as a list or a tar file.
 
     Raises:
-        OutputError: If an image would be replaced, a result of an image that is not in this run, or a file of something else.
+        OutputError: If an input would be replaced, a result of an image that is not in this run, or a file of something else.
     """
-    inputs = {os.path.abspath(item.source) for item in items if item.content is None}  # noqa: PTH100 - a path of each of a million
+    read = {os.path.abspath(item.source) for item in items if item.content is None}  # noqa: PTH100 - a path of each of a million
+    read |= {os.path.abspath(source) for source in inputs}  # noqa: PTH100
     given = {item.source for item in items}
-    owners = {output: entry.image for entry in journal.known.values() for output in entry.outputs if entry.image not in given}
+    known = [entry for path in journals_in(wanted.folder) for entry in entries_of(path).values()]
+    owners = {output: entry.image for entry in known for output in entry.outputs if entry.image not in given}
     place = os.path.abspath(wanted.folder)  # noqa: PTH100
-    for number in first:
-        batch = [file for item in items[number : number + size] for file in wanted.of_image(item.name).values()]
-        for file in (*batch, *wanted.of_batch(number).values()):
-            path = f"{place}{os.sep}{file}"
-            if path in inputs:
-                problem = "is an image of this run, and would be replaced"
-            elif file in batch and file in owners:
-                problem = f"is of another image, {printable(owners[file])}, and would be replaced"
-            elif journal.new and exists(Path(path)):
-                problem = "exists already, and no journal of this run names it"
-            else:
-                continue
-            raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder (-o/--output).")
+    for file, of in _files(wanted, items, batches):
+        path = f"{place}{os.sep}{file}"
+        if path in read:
+            problem = "is an input of this run, and would be replaced"
+        elif of == "image" and file in owners:
+            problem = f"is of another image, {printable(owners[file])}, and would be replaced"
+        elif journal.new and not (of == "run" and known) and exists(Path(path)):
+            problem = "exists already, and no journal of this run names it"
+        else:
+            continue
+        raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder (-o/--output).")
+
+
+def _files(wanted: Wanted, items: Sequence[Item], batches: Batches) -> Iterator[tuple[str, str]]:
+    """Yield each file that a part of a run writes, and whether it is of an image, a batch or the run."""
+    yield from ((file, "run") for file in wanted.of_run())
+    for number in batches.first(len(items)):
+        some = items[number : number + batches.size]
+        yield from ((file, "image") for item in some for file in wanted.of_image(item.name).values())
+        yield from ((file, "batch") for file in wanted.of_batch(number).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections import deque
@@ -33,6 +34,7 @@ from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.preprocessing import Preprocessing
+from visattn.pipeline.run import lacks_memory
 from visattn.records import Recording
 from visattn.studies.creation import view_of
 from visattn.studies.views import View
@@ -40,6 +42,7 @@ from visattn.studies.writing import content
 
 _T = TypeVar("_T")
 _LONGEST = 255  # bytes of the name of a file
+_OF_THE_PATH = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 _AHEAD = 2  # batches that are decoded before the model needs them, and batches that may wait to be written
 
 
@@ -157,10 +160,8 @@ def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
     except VisattnError as error:
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)  # its frames hold tensors
-    except MemoryError:
-        return ResourceError("out of memory. Choose a smaller image.")
     except Exception as error:
-        return _fault(error)
+        return ResourceError("out of memory. Choose a smaller image.") if lacks_memory(error) else _fault(error)
 
 
 def _fault(error: Exception) -> VisattnError:
@@ -185,7 +186,7 @@ def _answered(model: nn.Module, found: Sequence[_Read], work: Work, first: int) 
     explanations = iter(_explained(model, [one.prepared for one in found if isinstance(one.prepared, Prepared)], work.asked))
     answers = [next(explanations) if isinstance(one.prepared, Prepared) else one.prepared for one in found]
     fine = [read.prepared for read, answer in zip(found, answers, strict=True) if isinstance(answer, Explanation)]
-    recordings = iter(_recorded(model, fine) if work.wanted.statistics else [None] * len(fine))
+    recordings = iter(_recorded(model, fine, work.asked.seed) if work.wanted.statistics else [None] * len(fine))
     return [
         _whole(model, number, one, answer, next(recordings), work)
         if isinstance(answer, Explanation)
@@ -204,12 +205,12 @@ def _explained(model: nn.Module, prepared: Sequence[Prepared], asked: Asked) -> 
     return [_attempt(partial(explain_prepared, model, one, asked.question, seed=asked.seed)) for one in prepared]
 
 
-def _recorded(model: nn.Module, prepared: Sequence[Any]) -> Sequence[Recording | VisattnError]:
+def _recorded(model: nn.Module, prepared: Sequence[Any], seed: int) -> Sequence[Recording | VisattnError]:
     """Record images together; if one of them is at fault, each alone."""
-    found = _attempt(lambda: looked(model, prepared)) if prepared else []
+    found = _attempt(lambda: looked(model, prepared, seed=seed)) if prepared else []
     if not isinstance(found, VisattnError):
         return found
-    return [_attempt(lambda one=one: looked(model, [one])[0]) for one in prepared]  # type: ignore[misc]
+    return [_attempt(lambda one=one: looked(model, [one], seed=seed)[0]) for one in prepared]  # type: ignore[misc]
 
 
 def _whole(
@@ -255,8 +256,11 @@ def _write(one: _Answered, wanted: Wanted, spare: Path) -> Entry:
                 discard(wanted.folder / file)
         return Entry(one.number, item.source, item.name, digest, error=first_line(made))
     contents, warnings = made
-    for what, file in files.items():
-        _put(wanted.folder / file, contents[what], spare / f"{one.number}{Path(file).suffix}")
+    try:
+        for what, file in files.items():
+            _put(wanted.folder / file, contents[what], spare / f"{one.number}{Path(file).suffix}")
+    except ImageError as error:
+        return Entry(one.number, item.source, item.name, digest, error=first_line(error))
     return Entry(one.number, item.source, item.name, digest, tuple(files.values()), warnings=warnings)
 
 
@@ -303,11 +307,20 @@ def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: W
 
 
 def _put(path: Path, data: bytes, spare: Path) -> None:
-    """Write a file that is complete or absent; what a kill leaves behind stays among the spare files."""
+    """Write a file that is complete or absent; what a kill leaves behind stays among the spare files.
+
+    Raises:
+        ImageError: If no file can have this path, which is a fault of one image.
+        OutputError: If it cannot be written.
+        ResourceError: If the disk is full.
+    """
     write_whole(spare, data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(spare, path)
     except OSError as error:
+        if error.errno in _OF_THE_PATH:
+            cause = (error.strerror or str(error)).lower()
+            raise ImageError(f"{printable(str(path))}: cannot be written ({cause}). Rename the image.") from error
         refused = refusal(error, path)
         raise refused from error

@@ -126,7 +126,7 @@ class _Session:
 
     def _ended(self) -> None:
         """Build the records of a forward pass."""
-        self.recording.input_size = self.watch.input_size
+        self.recording.input_size, self.recording.images = self.watch.input_size, self.watch.batch
         calls, features = list(self._calls), list(self._features)
         self._drop()
         while calls:

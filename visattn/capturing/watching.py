@@ -85,7 +85,7 @@ class Watch:
         self._mode = CaptureMode(model, receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
-        self._batch = 0
+        self.batch = 0
         self._tape: Tape | None = None
         self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
         self._parts = frozenset(id(part) for part, name in self.names.items() if name and name.count(".") < 2)
@@ -142,7 +142,7 @@ class Watch:
         if self._description.place is not None:
             try:
                 placement = self._description.place(owner, call.rows, call.columns, self.input_size)
-                return by_rule(placement, call, self._batch), None
+                return by_rule(placement, call, self.batch), None
             except LayoutError:
                 if attention.doubtful:
                     return None
@@ -245,13 +245,13 @@ class Watch:
         self._mode.hidden.clear()
         self._tape = self._partial = self._mode.twin = None
         self._slots.clear()
-        self.input_size, self._batch = (0, 0), 0
+        self.input_size, self.batch = (0, 0), 0
         candidates = TAPES.of(self._model) if self._remember else []
         if pixels is not None:
             self.images = True
-            self.input_size, self._batch = (int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels)
+            self.input_size, self.batch = (int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels)
             if packed is not None:
-                self.input_size, self._batch = packed_size(pixels.shape, packed[1]), batch_of(pixels.shape)
+                self.input_size, self.batch = packed_size(pixels.shape, packed[1]), batch_of(pixels.shape)
             twin = self._watched(pixels, candidates)
             if twin is not pixels:
                 self._mode.twin = pixels, twin

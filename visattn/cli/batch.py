@@ -21,6 +21,7 @@ from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
     batch_size_option,
     explaining_options,
+    files_read,
     model_options,
     photo_options,
     preparing,
@@ -92,7 +93,7 @@ def batch_command(
     simplefilter("once", VisattnWarning)  # not for each of many images
     from tqdm import tqdm
 
-    from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, check_outputs, items_of, run
+    from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, check_outputs, items_of, other_lists, run
     from visattn.pipeline.preprocessing import Preprocessing
 
     items = items_of(images, but=output)
@@ -121,7 +122,7 @@ def batch_command(
         Journal(output / name, settings) as journal,
         tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
     ):
-        check_outputs(wanted, items, batches.first(len(items)), batches.size, journal)
+        check_outputs(wanted, items, batches, journal, inputs=[*images, *files_read(options)])
         telling = _Telling(bar)
         ledger, work = Ledger(items, journal, batches, telling), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
         if on_ray:
@@ -132,9 +133,10 @@ def batch_command(
             outcome = run_on_ray(partial(_loaded, options["model"], **loading), settings["weights"], ledger, work, actors)
         else:
             outcome = run(model, ledger, work)
+    sources = [item.source for item in items]
     if wanted.statistics:
-        _write_tables(output, [item.source for item in items], asked, quiet)
-    for text in sorted(telling.common or ()):
+        _write_tables(output, sources, asked, quiet)
+    for text in (*sorted(telling.common or ()), *other_lists(output, sources)):
         click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     warned = f", {telling.warned} with warnings" if telling.warned else ""

@@ -10,7 +10,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import base_name, check_folder, exists, is_folder, write_folder_whole
-from visattn._support.tables import to_csv, to_json
+from visattn._support.tables import STATISTICS, to_csv, to_json
 from visattn.cli.commands import complain
 from visattn.cli.each import Each
 from visattn.cli.late import Command
@@ -21,8 +21,6 @@ from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, Option
 if TYPE_CHECKING:
     from visattn.evaluation.survey import Survey
     from visattn.provenance import Provenance
-
-FILES = ("heads.csv", "layers.csv", "gates.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
 
 
 @click.command("stats", cls=Command)
@@ -51,7 +49,7 @@ def stats_command(
     visattn stats photos
     visattn stats photos --limit 200 -o stats_dinov2
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    check_folder(output, FILES, overwrite=overwrite)
+    check_folder(output, STATISTICS, overwrite=overwrite)
     paths, failed = _photos(folder, output)
     if limit is not None and limit < len(paths):
         paths = [paths[i * len(paths) // limit] for i in range(limit)]
@@ -61,7 +59,7 @@ def stats_command(
         return each.exit_code(0)
     provenance = survey.provenance(printable(base_name(str(folder))))
     content = tables(survey, provenance, quiet)
-    written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
+    written = [printable(str(path)) for path in write_folder_whole(output, content, STATISTICS)]
     describe(quiet, provenance)
     whole = json.loads(content["stats.json"])
     click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))

@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +17,7 @@ from visattn._support.notes import note
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import LARGEST_BATCH
-from visattn.errors import OptionError, ResourceError
+from visattn.errors import OptionError, ResourceError, VisattnError
 from visattn.families.wrappers import unwrapped
 from visattn.loading import load_model
 from visattn.methods.table import MethodName
@@ -26,10 +25,12 @@ from visattn.pipeline.arguments import target_of
 from visattn.pipeline.explaining import answer, explain_prepared, of_model, with_target
 from visattn.pipeline.explanation import DrawOptions, Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with, read
+from visattn.pipeline.joint import joined, keeps_apart
+from visattn.pipeline.places import is_place
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import Question, ask, parameter_names
 from visattn.pipeline.recordings import recorded
-from visattn.pipeline.run import look
+from visattn.pipeline.run import one_pass, telling_memory
 from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.records import Recording
 
@@ -110,7 +111,20 @@ def asked_of(method: MethodName | str, target: Of, options: Mapping[str, Any], s
         for kind in (PreprocessingOptions, TargetOptions)
     )
     rest = {name: value for name, value in options.items() if name not in {**of_photos, **of_target}}
-    return Asked(ask(method, rest, Target(target_of(target), **of_target)), Preprocessing(**of_photos), seed)
+    return Asked(ask(method, rest, Target(_of_all(target_of(target)), **of_target)), Preprocessing(**of_photos), seed)
+
+
+def _of_all(of: Of) -> Of:
+    """Return the target of all images, which may be in a list of its own.
+
+    Raises:
+        OptionError: If there are several.
+    """
+    if isinstance(of, Sequence) and not isinstance(of, str):
+        if len(of) != 1:
+            raise OptionError(f"target must be one for all images, got {len(of)}. Explain each image with its own: explain(...).")
+        return of[0]
+    return of
 
 
 def explain_each(model: nn.Module, images: Iterable[Any], asked: Asked, size: int = BATCH) -> Iterator[Explanation]:
@@ -148,11 +162,11 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
 def _of_one_size(model: nn.Module, prepared: Sequence[Prepared], question: Question, seed: int) -> list[Explanation]:
     """Explain photos of one size together; in halves if memory does not suffice."""
 
-    def together(some: Sequence[Prepared]) -> list[Explanation]:
-        found = _together(model, some, question) if len(some) > 1 else None
+    def explain_some(some: Sequence[Prepared]) -> list[Explanation]:
+        found = _together(model, [replace(one, seed=seed) for one in some], question) if len(some) > 1 else None
         return found or [explain_prepared(model, one, question, seed=seed) for one in some]
 
-    return _in_halves(together, prepared)
+    return _in_halves(explain_some, prepared)
 
 
 def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence[Prepared]) -> list[_T]:
@@ -170,47 +184,53 @@ def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence
 def _alone(question: Question) -> bool:
     """Check whether the score of an image depends on its photo's geometry, or the method runs the model again for each image."""
     of, needs = question.target.of, question.method.needs if question.method else ()
-    at_place = isinstance(of, str) and of.partition(":")[0] in ("pixel", "mask", "box")
-    return bool(_ALONE & set(needs)) or at_place or question.target.prompt is not None
+    return bool(_ALONE & set(needs)) or is_place(of) or question.target.prompt is not None
 
 
 def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question) -> list[Explanation] | None:
-    """Explain photos of one size with one pass; None if they need more than this pass."""
-    question = of_model(question, model)
-    joint, target = with_target(model, _joint(prepared), question.target)
-    settled, passed = recorded(model, joint, replace(question, target=target))
-    settled = settled.settled(passed.recording)
-    if passed.detections is not None or _ALONE & set(settled.method.needs if settled.method else ()):
+    """Explain photos of one size with one pass; None if it does not give each what it gets alone."""
+    try:
+        question = of_model(question, model)
+        joint, target = with_target(model, joined(prepared), question.target)
+        with telling_memory(joint.pixels):
+            settled, passed = recorded(model, joint, replace(question, target=target))
+            settled = settled.settled(passed.recording)
+            again = _ALONE & set(settled.method.needs if settled.method else ())
+            if again or passed.detections is not None or not keeps_apart(model, prepared, passed):
+                return None
+            auto = question.method is None
+            return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
+    except ResourceError:
+        raise
+    except VisattnError:  # of one image, which is told of it alone, or of the batch
         return None
-    auto = question.method is None
-    return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
 
 
-def looked(model: nn.Module, prepared: Sequence[Prepared]) -> list[Recording]:
-    """Record preprocessed photos, those of one size with one pass.
+def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | None = None, *, seed: int = 0) -> list[Recording]:
+    """Record preprocessed photos, those of one size with one pass if it gives each what it gets alone.
+
+    Args:
+        model: The model.
+        prepared: The photos, each prepared alone.
+        question: Question whose method decides what is recorded; None: all attention, and the last features.
+        seed: Seed of what the model draws in its forward pass.
 
     Returns:
         The recording of each, in order.
     """
+
+    def record(some: Sequence[Prepared]) -> list[Recording]:
+        with telling_memory(some[0].pixels):
+            joint = joined(some)
+            passed = one_pass(model, joint) if question is None else recorded(model, joint, question)[1]
+            if len(some) == 1 or keeps_apart(model, some, passed):
+                return [passed.recording.image(number) for number in range(len(some))]
+        return [recording for one in some for recording in record([one])]
+
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, one in enumerate(prepared):
         groups[tuple(one.pixels.shape)].append(number)
     found: dict[int, Recording] = {}
     for numbers in groups.values():
-        found |= zip(numbers, _in_halves(partial(_looked, model), [prepared[number] for number in numbers]), strict=True)
+        found |= zip(numbers, _in_halves(record, [replace(prepared[number], seed=seed) for number in numbers]), strict=True)
     return [found[number] for number in range(len(prepared))]
-
-
-def _looked(model: nn.Module, prepared: Sequence[Prepared]) -> list[Recording]:
-    recording = look(model, _joint(prepared))
-    return [recording.image(number) for number in range(len(prepared))]
-
-
-def _joint(prepared: Sequence[Prepared]) -> Prepared:
-    """Return photos of one size as a batch."""
-    return replace(
-        prepared[0],
-        pixels=torch.cat([one.pixels for one in prepared]),
-        photos=tuple(one.photo for one in prepared),
-        geometries=tuple(one.geometry for one in prepared),
-    )

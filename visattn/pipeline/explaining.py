@@ -37,7 +37,7 @@ from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.prompts import with_prompt
 from visattn.pipeline.question import Question, ask, check_layer, parameter_names
 from visattn.pipeline.recordings import layer_of_cam, recorded, replayed
-from visattn.pipeline.run import scoring
+from visattn.pipeline.run import scoring, telling_memory
 from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.pipeline.tensors import prepare_inputs, prepare_tensor
 from visattn.records import Recording
@@ -76,7 +76,7 @@ def explain(
         inputs: Inputs of the model by name, such as words, or all that a processor of transformers returns. Pixels among them must be
             those of the photo: what the model's own preprocessing makes of it, or an input that shows the photo as a whole.
         weights: See `load_model`; only if `model` is a name.
-        seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
+        seed: Seed of methods that draw samples, of models that draw in their forward pass and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
         options: Options of the target: `versus`, another class, whose score is subtracted; `target_space`, the score whose gradient
             is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in);
@@ -177,7 +177,7 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         model: The model.
         prepared: The preprocessed photo.
         question: Method, parameters and target, from `ask`.
-        seed: Seed of methods that draw samples.
+        seed: Seed of methods that draw samples, and of models that draw in their forward pass.
 
     Returns:
         The explanation.
@@ -185,13 +185,18 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
     Raises:
         VisattnError: The errors of `explain` after preprocessing.
     """
+    with telling_memory(prepared.pixels):
+        return _explained(model, replace(prepared, seed=seed), question)
+
+
+def _explained(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)
     method = question.method
     if method is not None and "score" in method.needs:
         if "seed" in method.parameters:
-            question = replace(question, parameters={**question.parameters, "seed": seed})
+            question = replace(question, parameters={**question.parameters, "seed": prepared.seed})
         features = [layer_of_cam(model, prepared, question.parameters)] if "cam layer" in method.needs else "none"
         with scoring(model, prepared, question.target, features=features) as (recording, scored):
             return answer(recording, prepared, question, given={"scored": scored})

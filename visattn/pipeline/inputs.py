@@ -55,6 +55,7 @@ class Prepared:
         warnings: Sentences that state assumptions.
         spec: Known facts about the model's input.
         inputs: Other inputs of the model by keyword, such as words.
+        seed: Seed of what the model draws in its forward pass.
     """
 
     pixels: Tensor
@@ -65,6 +66,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     spec: InputSpec | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
     __repr__ = brief
 

@@ -28,6 +28,11 @@ _DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
 _ALIKE = 0.5  # overlap from which a detection counts as the same
 
 
+def is_place(of: object) -> bool:
+    """Check whether a target names a place in the output."""
+    return isinstance(of, str) and _FORM.fullmatch(of) is not None
+
+
 def with_place(prepared: Prepared, target: Target) -> Target:
     """Return a target whose text names a place as a function of the output; any other target is returned as it is.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from visattn import capturing
 from visattn._support.checks import first_line
-from visattn._support.modes import evaluating
+from visattn._support.modes import evaluating, seeded
 from visattn._support.progress import progress
 from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
@@ -80,10 +80,11 @@ def one_pass(
     Raises:
         NoClasses: If the target is a class and the model has none.
         OptionError: If the target, or one score per layer, does not fit the model.
+        ShapeError: If the score of several images is not one number for each.
         UnsupportedModel: If the model takes another input size.
     """
     spec = prepared.spec_of(model)
-    pixels = _as_the_model(model, prepared.pixels)
+    pixels = as_the_model(model, prepared.pixels)
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:
         _check_classes(model, spec, target)
@@ -101,7 +102,7 @@ def one_pass(
                 score = (
                     layer_scores(model, recording, output, resolved.score, pixels, again)
                     if each_layer
-                    else resolved.score(output)
+                    else _of_each(resolved.score(output), len(pixels))
                 )
             graded = recording.gradients(score)
             recording = replace(
@@ -135,7 +136,7 @@ def scoring(
         ShapeError: If there are several photos.
         UnsupportedModel: If the model takes another input size.
     """
-    spec, pixels = prepared.spec_of(model), _as_the_model(model, prepared.pixels)
+    spec, pixels = prepared.spec_of(model), as_the_model(model, prepared.pixels)
     if len(pixels) != 1:
         raise ShapeError(f"a score needs a batch of one photo, got {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)
@@ -163,16 +164,18 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
         ModelError: If the forward pass fails; the message names the module, the error and the shape of the pixels.
     """
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for results, not for a model's own prints
+        with seeded(prepared.seed), redirect_stdout(sys.stderr):  # stdout is for results, not for a model's own prints
             others = {name: _copies(value, len(pixels)) for name, value in prepared.inputs.items()}
             keyword = prepared.spec_of(model).keyword
             return model(**{keyword: pixels}, **others) if keyword else model(pixels, **others)
     except BaseException as error:
-        if isinstance(error, (VisattnError, KeyboardInterrupt)) or _is_ours(error):
+        if isinstance(error, (VisattnError, KeyboardInterrupt)):
+            raise
+        if lacks_memory(error):
+            raise ResourceError(_NO_ROOM.format(tuple(pixels.shape))) from error
+        if _is_ours(error):
             raise
         first = first_line(error)
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in first for text in _NO_MEMORY):
-            raise ResourceError(f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller img_size.") from error
         where = _where(model, error) or type(model).__name__
         raise ModelError(
             f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {_remedy(model, prepared)}"
@@ -195,7 +198,32 @@ def _remedy(model: nn.Module, prepared: Prepared) -> str:
     return "Check that the model runs on such pixels without visattn."
 
 
+_NO_ROOM = "out of memory for pixels {}; choose a smaller img_size."
 _NO_MEMORY = "can't allocate memory", "out of memory"
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Check whether an error says that there is not enough memory."""
+    told = isinstance(error, RuntimeError) and any(text in first_line(error) for text in _NO_MEMORY)
+    return told or isinstance(error, (MemoryError, torch.OutOfMemoryError))
+
+
+@contextmanager
+def telling_memory(pixels: Tensor) -> Iterator[None]:
+    """Tell that what runs on pixels needs more memory than there is, be it a pass, its gradient or a method.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ResourceError: If there is not enough memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        raise ResourceError(_NO_ROOM.format(tuple(pixels.shape))) from error
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -217,7 +245,16 @@ def _where(model: nn.Module, error: BaseException) -> str:
     return found
 
 
-def _as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
+def _of_each(score: Tensor, count: int) -> Tensor:
+    """Check that a score of several images is one number for each; their sum would mix the images."""
+    if count > 1 and isinstance(score, Tensor) and (score.numel() != count or score.shape[0] != count):
+        raise ShapeError(
+            f"target must return one number per image, so {count} numbers, not {tuple(score.shape)}. Return a tensor (B,): out[:, 3]."
+        )
+    return score
+
+
+def as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
     """Convert pixels to the dtype of the model's parameters."""
     kind = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), pixels.dtype)
     return pixels.to(kind)

@@ -88,9 +88,13 @@ class AttentionRecord:
         """True if rows are distributions: non-negative with sum 1."""
         return self.operator.probability
 
-    def image(self, number: int) -> AttentionRecord:
-        """Return the record of one image of the batch, on the same memory and without its source."""
-        batch = self.operator.shape[0]
+    def image(self, number: int, batch: int) -> AttentionRecord:
+        """Return the record of one image of a batch, on the same memory and without its source.
+
+        A record of something else than the images, such as of parts of each, is returned whole.
+        """
+        if self.operator.shape[0] != batch:
+            return replace(self, source=None)
         value, residual = (of_image(tensor, number, batch) for tensor in (self.value, self.residual))
         return replace(self, operator=self.operator.image(number), value=value, residual=residual, source=None)
 

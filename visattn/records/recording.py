@@ -29,6 +29,7 @@ class Recording(Sequence[AttentionRecord]):
         records: Attention records in call order.
         features: Feature records in call order.
         input_size: `(height, width)` of the model's input.
+        images: Images in the model's input, in the last forward pass; 0 if unknown.
         readout: Readout query that the model's family declares, spelled as in `reads`; empty if unknown.
         captured: Glob of the layers whose attention was kept; `*` keeps all.
         provenance: The model and its weights.
@@ -39,6 +40,7 @@ class Recording(Sequence[AttentionRecord]):
     records: list[AttentionRecord] = field(default_factory=list)
     features: list[FeatureRecord] = field(default_factory=list)
     input_size: tuple[int, int] = (0, 0)
+    images: int = 0
     readout: str = "cls"
     captured: str = "*"
     provenance: Provenance = field(default_factory=Provenance)
@@ -95,7 +97,8 @@ class Recording(Sequence[AttentionRecord]):
         }
         return replace(
             self,
-            records=[record.image(number) for record in self.records],
+            records=[record.image(number, batch) for record in self.records],
+            images=1,
             features=[feature.image(number, batch) for feature in self.features],
             provenance=made.but(**told),
         )
@@ -103,6 +106,8 @@ class Recording(Sequence[AttentionRecord]):
     @property
     def batch(self) -> int:
         """Number of images of the batch; 0 if nothing was recorded."""
+        if self.images:
+            return self.images
         if self.records:
             return self.records[0].operator.shape[0]
         return max((len(feature.value) for feature in self.features), default=0)

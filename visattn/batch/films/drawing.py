@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from visattn.batch.films.walking import Walk, start_of
 from visattn.batch.films.writing import check_name, writing
 from visattn.drawing.overlays import painted, rgb_components
 from visattn.drawing.style import Style, StyleOptions
+from visattn.errors import ImageError
 from visattn.families.wrappers import unwrapped
 from visattn.loading import load_model
 from visattn.maps import AttentionMap, value_range
@@ -73,8 +76,8 @@ def explain_video(
 ) -> Made:
     """Draw where a model looks in each frame of a film, on one color scale for all frames.
 
-    The film is read twice: for the maps, from all of which the scale is computed, and for the pictures. So its length does not matter for
-    memory, except that WebP and GIF files are kept in memory while they are made.
+    The film is read twice: for the maps, from all of which the scale is computed, and for the pictures. So of all frames only the maps
+    are in memory, with 4 bytes for each patch, or for each pixel of the model's input; WebP and GIF files are too while they are made.
 
     Args:
         model: Name of a timm model, or a model.
@@ -125,10 +128,12 @@ def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, lo
     scales, style = _scales([one.map for one in maps], style), replace(style, colormap=style.colors(signed))
     rate = film.rate if looks.rate is None else min(exact(looks.rate), film.rate)
     with progress("film", "frame") as bar, writing(file, rate) as add:
-        for frame, one in zip(chosen(film, looks.rate), maps, strict=True):
+        for frame, one in zip_longest(chosen(film, looks.rate), maps):
+            if frame is None or one is None:
+                raise ImageError(f"{printable(str(film.path))}: was changed while it was read. Try again when it is whole.")
             add(frame.at, _drawn(frame.image, one, looks.view, scales, style))
             bar.update()
-    made = maps[0].map.provenance
+    made = _common([one.map.provenance for one in maps])
     told = {
         f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded": bool(film.lost),
         "the film is HDR; its colors are read as if it were not": film.hdr,
@@ -144,6 +149,18 @@ def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, lo
         warnings=tuple(text for text, true in told.items() if true),
     )
     return Made(file, len(maps), film.lost, made)
+
+
+def _common(every: Sequence[Provenance]) -> Provenance:
+    """Return what is true of the maps of all frames; what is true of some, such as a class and its score, is left out."""
+    first, count = every[0], len(every)
+    own: dict[str, Any] = {"image_sha256": None, "scores": (), "sinks": ()}
+    own = {name: none for name, none in own.items() if any(getattr(one, name) != getattr(first, name) for one in every)}
+    targets = {text.partition(" = ")[0] for one in every for text in one.target}  # without the score
+    target = tuple(targets) if len(targets) == 1 else ("the top class of each frame",) * bool(targets)
+    warnings = Counter(text for one in every for text in one.warnings)
+    told = tuple(text if found == count else f"{text} (in {found} of {count} frames)" for text, found in warnings.items())
+    return replace(first, target=target, warnings=told, **own)
 
 
 def _scales(maps: Sequence[AttentionMap], style: Style) -> list[tuple[float, float]]:

@@ -21,7 +21,7 @@ from visattn.errors import OptionError, ResourceError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.methods.selection import tokens_of
-from visattn.pipeline.batches import BATCH, Asked, explain_each
+from visattn.pipeline.batches import BATCH, Asked, explain_each, looked
 from visattn.pipeline.explaining import answer, of_model, pixel_to_input
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
@@ -131,7 +131,8 @@ def maps_of(model: nn.Module, film: Film | Walk, asked: Asked, looks: Looks) -> 
 def _shown(one: Explanation, view: View) -> Shown:
     if view == "heads" and one.map.axes != ("head",):
         raise OptionError(f"view heads needs a map with heads, not one of {one.map.meaning}. Choose method attention.")
-    return Shown(one.map if view == "heads" else one.panel, one.geometry)
+    shown = one.map if view == "heads" else one.panel
+    return Shown(replace(shown, values=shown.values.detach().cpu()), one.geometry)  # GPUs have less memory
 
 
 def _walked(model: nn.Module, walk: Walk, asked: Asked) -> Iterator[Explanation]:
@@ -154,12 +155,12 @@ def _together(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[
     frames = chosen(film, looks.rate)
     with progress("maps", "frame") as bar:
         while some := list(islice(frames, looks.batch_size)):
-            prepared = prepare_with([frame.image for frame in some], model, asked.how)
-            _, passed = recorded(model, prepared, asked.question)
-            feature = tokens_of(passed.recording, parameters.get("layer", -1))
-            values.append(feature.value.detach().half().cpu())
-            geometries += prepared.geometries
-            first = first or (passed.recording, feature, prepared)
+            every = [prepare_with([frame.image], model, asked.how) for frame in some]
+            for recording in looked(model, every, asked.question, seed=asked.seed):
+                feature = tokens_of(recording, parameters.get("layer", -1))
+                values.append(feature.value.detach().half().cpu())
+                first = first or (recording, feature, every[0])
+            geometries += [one.geometry for one in every]
             if sum(value.numel() for value in values) > _MOST_FEATURES:
                 raise ResourceError(f"the features of more than {len(geometries)} frames do not fit. Pass a lower rate (--rate).")
             bar.update(len(some))

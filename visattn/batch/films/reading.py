@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,22 +138,24 @@ class Film:
 
         with _Opened(self.path) as (container, stream):
             stream.thread_type = "AUTO"
-            at = -1 / self.rate
-            packets = iter(container.demux(stream))
+            at: Fraction | None = None
+            packets = chain(container.demux(stream), (None,))  # an error ends `demux`; None asks for what the decoder still holds
             while True:
                 try:
-                    packet = next(packets, None)
-                    decoded = [] if packet is None else packet.decode()
+                    packet = next(packets)
+                    decoded = stream.codec_context.decode(packet)
+                except (StopIteration, EOFError):
+                    return
                 except av.error.FFmpegError:
                     self.lost += 1
                     continue
                 for frame in decoded:
                     self.hdr |= int(frame.color_trc) in _HDR
-                    stated = None if frame.pts is None else Fraction(frame.pts) * Fraction(frame.time_base)
-                    at = stated if stated is not None and stated > at else at + 1 / self.rate
+                    stated = None if frame.pts is None else Fraction(frame.pts) * Fraction(frame.time_base or stream.time_base)
+                    if stated is None or (at is not None and stated <= at):
+                        stated = Fraction(0) if at is None else at + 1 / self.rate
+                    at = stated
                     yield at, _upright(frame)
-                if packet is None:
-                    return
 
 
 class _Opened:
