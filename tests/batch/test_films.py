@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -21,8 +23,8 @@ import visattn
 from tests import tiny
 from tests.batch import films
 from tests.images import icc
-from visattn.batch.films import Film, Looks, Walk, explain_video
-from visattn.batch.films.mapping import exact, maps_of
+from visattn.batch.films import Film, Looks, Walk, explain_video, reading
+from visattn.batch.films.mapping import chosen, exact, maps_of
 from visattn.batch.films.writing import writing
 from visattn.errors import ImageError, OptionError, OutputError, ResourceError, VisattnNote
 from visattn.geometry import Box
@@ -239,7 +241,9 @@ def test_a_rate_above_that_of_the_film_changes_nothing(model: Any, film: Path, t
     (plain, rate), (limited, same) = (films.read(tmp_path / f"{name}.mp4") for name in ("None", "100.0"))
     assert rate == same
     assert len(plain) == len(limited) == COUNT
-    assert max(np.abs(one.astype(np.int16) - other).mean() for one, other in zip(plain, limited, strict=True)) < 0.5
+    every, some = (list(chosen(Film(film), rate)) for rate in (None, 100.0))  # two encodings differ by their threads
+    assert [frame.at for frame in every] == [frame.at for frame in some]
+    assert all(one.image == other.image for one, other in zip(every, some, strict=True))
     assert explain_video(model, film, tmp_path / "a.mp4", method="rollout", rate=0.0003).frames == 1
 
 
@@ -401,3 +405,60 @@ def test_a_query_walks_over_a_photo(method: str, model: Any, tmp_path: Path) -> 
         assert torch.equal(one.map.values, alone.panel.values)
     low, high = value_range(torch.stack([one.map.values for one in maps]).numpy(), "minmax")
     assert made.provenance.value_range == pytest.approx((low, high))
+
+
+class _Damaged:
+    """Container whose reading ends with an error, while its decoder still holds two frames. No file of FFmpeg starts before zero."""
+
+    time_base, thread_type = Fraction(1, 1000), ""
+
+    def __init__(self, *_path: Any) -> None:
+        self.codec_context = self
+
+    def __enter__(self) -> tuple[Any, Any]:
+        return self, self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def demux(self, _stream: Any) -> Iterator[str]:
+        yield from ("first", "second")
+        raise av.error.InvalidDataError(1, "damaged")
+
+    def decode(self, packet: str | None) -> list[Any]:
+        times = {"first": [-2000], "second": [-1900], None: [-500, 500]}[packet]
+        return [SimpleNamespace(pts=time, time_base=None, color_trc=1) for time in times]
+
+
+def test_times_before_zero_count_and_frames_that_the_decoder_holds_are_read(film: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Film(film)
+    monkeypatch.setattr(reading, "_Opened", _Damaged)
+    monkeypatch.setattr(reading, "_upright", lambda frame: Image.new("RGB", (8, 8)))
+    assert [float(frame.at) for frame in opened.frames()] == [0, 0.1, 1.5, 2.5]
+    assert opened.lost == 1
+
+
+def test_a_film_that_changes_while_it_is_read_is_told(
+    model: Any, film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = iter((12, 9))
+    whole = Film.frames
+    monkeypatch.setattr(Film, "frames", lambda self: islice(whole(self), next(readings)))
+    with pytest.raises(ImageError, match=r"film.mp4: was changed while it was read. Try again when it is whole."):
+        explain_video(model, film, tmp_path / "out.mp4", method="rollout")
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_provenance_of_a_film_is_what_is_true_of_all_frames(model: Any, film: Path, tmp_path: Path) -> None:
+    asked = Asked(ask("gradcam", {}), Preprocessing())
+    every = [one.map.provenance for one in maps_of(model, Film(film), asked, Looks())]
+    made = explain_video(model, film, tmp_path / "out.mp4", method="gradcam").provenance
+    assert made.image_sha256 is None
+    assert made.scores == ()
+    classes = {one.target[0].partition(" = ")[0] for one in every}
+    assert made.target == (("the top class of each frame",) if len(classes) > 1 else tuple(classes))
+    empty = sum(any("zero everywhere" in text for text in one.warnings) for one in every)
+    told = [text for text in made.warnings if "zero everywhere" in text]
+    assert [f"(in {empty} of {COUNT} frames)" in text for text in told] == [True] * (0 < empty < COUNT)
+    fixed = explain_video(model, film, tmp_path / "fixed.mp4", method="gradcam", target=2).provenance
+    assert fixed.target == ("logit of class 2",)

@@ -17,7 +17,21 @@ from tests.batch import kills
 from tests.batch.kills import COUNT, files_of, go
 from visattn import explain, load_map, load_maps
 from visattn._support.threads import pool
-from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Outcome, Wanted, Work, check_outputs, items_of, run, work
+from visattn.batch import (
+    Asked,
+    Batches,
+    Entry,
+    Journal,
+    Ledger,
+    Outcome,
+    Wanted,
+    Work,
+    check_outputs,
+    items_of,
+    other_lists,
+    run,
+    work,
+)
 from visattn.drawing.pictures import to_png
 from visattn.errors import MapError, OptionError, OutputError, ResourceError
 from visattn.pipeline.preprocessing import Preprocessing
@@ -295,3 +309,68 @@ def test_parts_of_a_run_share_its_settings(tmp_path: Path) -> None:
         Journal(tmp_path / "journal.1-of-2.jsonl", {"batch_size": 4}).__exit__(None, None, None)
         with pytest.raises(OutputError, match=r"journal.0-of-2.jsonl: is of a run with other settings \(batch_size 4 -> 8\)"):
             Journal(tmp_path / "journal.jsonl", {"batch_size": 8})
+
+
+def test_tables_of_a_run_replace_no_input_and_nothing_of_others(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos.csv").write_text(f"image\n{photos / '00.png'}\n")
+    wanted, items = Wanted(tmp_path, "rollout", statistics=True), items_of([tmp_path / "photos.csv"])
+    with Journal(tmp_path / "journal.jsonl", {}) as journal:
+        with pytest.raises(OutputError, match=r"photos.csv: is an input of this run, and would be replaced"):
+            check_outputs(wanted, items, Batches(1), journal, inputs=[tmp_path / "photos.csv"])
+        with pytest.raises(OutputError, match=r"photos.csv: exists already, and no journal of this run names it"):
+            check_outputs(wanted, items, Batches(1), journal)
+        journal.add([Entry(0, str(photos / "00.png"), "00", "12")])
+    with Journal(tmp_path / "journal.1-of-2.jsonl", {}) as journal:  # the tables are those of the other part
+        check_outputs(wanted, items, Batches(1, 1, 2), journal)
+
+
+def test_results_of_another_part_of_other_images_are_not_replaced(photos: Path, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.png").write_bytes((photos / "00.png").read_bytes())
+    out, wanted = tmp_path / "out", Wanted(tmp_path / "out", "rollout")
+    out.mkdir()
+    of_a, of_b = (items_of([tmp_path / folder]) for folder in ("a", "b"))
+    with Journal(out / "journal.0-of-2.jsonl", {}) as journal:
+        journal.add([Entry(3, str(tmp_path / "a" / "x.png"), "x", "12", ("x.rollout.png",))])
+    with Journal(out / "journal.1-of-2.jsonl", {}) as journal:
+        journal.add([Entry(9, "y.png", "y", "12")])
+        check_outputs(wanted, of_a, Batches(1), journal)
+        with pytest.raises(OutputError, match=r"x.rollout.png: is of another image, .*a/x.png, and would be replaced"):
+            check_outputs(wanted, of_b, Batches(1), journal)
+
+
+def test_parts_of_other_lists_are_told(tmp_path: Path) -> None:
+    for part, images in enumerate((["a.png", "c.png"], ["b.png", "c.png"])):
+        with Journal(tmp_path / f"journal.{part}-of-2.jsonl", {}) as journal:
+            journal.add([Entry(2 * part + number, image, image, "12") for number, image in enumerate(images)])
+    assert list(other_lists(tmp_path, ["a.png", "c.png", "b.png", "c.png", "d.png"])) == []
+    (told,) = other_lists(tmp_path, ["a.png", "c.png", "new.png", "b.png", "c.png"])
+    assert told.endswith(
+        "journal.1-of-2.jsonl: is of another list of images (its image 2 is b.png, that of this part new.png). Run that part again."
+    )
+    (told,) = other_lists(tmp_path, ["a.png", "c.png", "b.png"])
+    assert "its image 3 is c.png, that of this part none" in told
+
+
+def test_a_path_that_cannot_be_leaves_the_other_images(model: Any, photos: Path, tmp_path: Path) -> None:
+    for name in ("a.png", "b/c.png", "d.png"):
+        (tmp_path / "photos" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "photos" / name).write_bytes((photos / "00.png").read_bytes())
+    items, out, entries = items_of([tmp_path / "photos"]), tmp_path / "out", list[Entry]()
+    out.mkdir()
+    (out / "b").write_text("a file where a folder should be")
+    assert go(model, items, out, told=entries.append) == Outcome(2, 0, 1)
+    assert [entry.error.partition(": ")[2] for entry in entries if entry.error] == [
+        "cannot be written (file exists). Rename the image."
+    ]
+    (out / "b").unlink()
+    assert go(model, items, out) == Outcome(3, 0, 0)
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "no line end", '{"visattn": 1}', '{"a": 1}\n{"a'])
+def test_a_file_of_something_else_is_not_taken_for_a_journal(content: str, tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text(content)
+    with pytest.raises(OutputError, match="is damaged"):
+        Journal(tmp_path / "journal.jsonl", {"a": 1})
+    assert (tmp_path / "journal.jsonl").read_text() == content

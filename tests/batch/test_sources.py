@@ -202,3 +202,23 @@ def test_datasets_of_a_function(tmp_path: Path) -> None:
         items_of([f"{file}:none"])
     with pytest.raises(OptionError, match="has no function 'image'"):
         items_of([f"{file}:image"])
+
+
+def test_images_of_a_dataset_are_left_as_they_are_and_damaged_ones_are_told(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "a.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    file = tmp_path / "lazy.py"
+    file.write_text(
+        "import io\nfrom pathlib import Path\nfrom PIL import Image\n"
+        f"ONE, CUT = (Image.open(io.BytesIO((Path({str(tmp_path)!r}) / name).read_bytes())) for name in ('a.png', 'cut.png'))\n"
+        "ONE.info['mine'] = 1\n"
+        "def images():\n"
+        "    return [ONE, CUT, ONE]\n"
+    )
+    items = items_of([f"{file}:images"])
+    first, last = items[0].photo(), items[2].photo()
+    assert [image_facts(photo).name for photo in (first, last)] == ["lazy_000000", "lazy_000002"]
+    assert items[0].photo().getpixel((0, 0)) == (255, 0, 0)
+    assert items[1].digest() == ""
+    with pytest.raises(ImageError, match=r"lazy.py:images 1: cannot be read"):
+        items[1].photo()

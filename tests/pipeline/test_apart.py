@@ -20,7 +20,7 @@ from visattn.pipeline import batches
 
 random = np.random.default_rng(0)
 PHOTOS = [Image.fromarray(random.integers(0, 256, (48, 72, 3), dtype=np.uint8)) for _ in range(4)]
-WHOLE = {"resize": "fit", "img_size": (32, 48)}
+WHOLE: dict[str, Any] = {"resize": "fit", "img_size": (32, 48)}
 
 
 class Counted(nn.Module):
@@ -75,10 +75,10 @@ class InCrops(nn.Module):
         return torch.cat([self.whole(x), *halves.chunk(2)], 1)
 
 
-def same(model: nn.Module, photos: list[Image.Image] = PHOTOS, **options: Any) -> None:
+def same(model: nn.Module, **options: Any) -> None:
     """Check that a batch gives what each photo gives alone."""
-    together = list(explain_batch(model, photos, batch_size=len(photos), **options))
-    for one, photo in zip(together, photos, strict=True):
+    together = list(explain_batch(model, PHOTOS, batch_size=len(PHOTOS), **options))
+    for one, photo in zip(together, PHOTOS, strict=True):
         alone = explain(model, photo, **options)
         largest = float(alone.map.values.nan_to_num().abs().max())
         assert torch.allclose(one.map.values, alone.map.values, rtol=0, atol=1e-5 * largest, equal_nan=True)
@@ -86,7 +86,7 @@ def same(model: nn.Module, photos: list[Image.Image] = PHOTOS, **options: Any) -
         assert [text.partition(" = ")[0] for text in one.provenance.target] == [
             text.partition(" = ")[0] for text in alone.provenance.target
         ]
-    assert len({one.map.values.numpy().tobytes() for one in together}) == len(photos)  # no photo got the map of another
+    assert len({one.map.values.numpy().tobytes() for one in together}) == len(PHOTOS)  # no photo got the map of another
 
 
 def test_one_pass_is_enough_once_it_is_proven() -> None:
@@ -120,6 +120,14 @@ def test_statistics_of_a_model_that_mixes_images_are_those_of_each() -> None:
     for one, photo in zip(batches.looked(model, prepared), prepared, strict=True):
         (alone,) = batches.looked(model, [photo])
         assert all(torch.equal(a.operator.dense(), b.operator.dense()) for a, b in zip(one, alone, strict=True))
+
+
+def test_edited_images_are_scored_each_as_alone() -> None:
+    model = ByBatch()
+    options: dict[str, Any] = {"method": "scorecam", "target": 1, **WHOLE}
+    together, alone = (explain(model, PHOTOS[0], batch_size=size, **options).map.values for size in (8, 1))
+    assert torch.allclose(together, alone, rtol=0, atol=1e-5 * float(alone.abs().max()))
+    assert max(model.sizes) == 8
 
 
 def test_random_numbers_of_a_model_follow_the_seed_and_those_of_the_caller_are_left() -> None:

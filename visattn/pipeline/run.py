@@ -21,6 +21,7 @@ from visattn._support.progress import progress
 from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
+from visattn.pipeline.apart import apart
 from visattn.pipeline.captures import capture
 from visattn.pipeline.detections import Detections
 from visattn.pipeline.inputs import Prepared
@@ -146,7 +147,10 @@ def scoring(
             resolved = target.resolve(answer_of(model, pixels, prepared))
 
         def score(edited: Tensor) -> Tensor:
-            scores = resolved.score(answer_of(model, edited, prepared))
+            output = answer_of(model, edited, prepared)
+            scores = resolved.score(output)
+            if len(edited) > 1 and not apart(model, edited, output, lambda some: answer_of(model, some, prepared)):
+                scores = torch.cat([resolved.score(answer_of(model, one, prepared)) for one in torch.split(edited, 1)])
             bar.update(len(edited))
             return scores
 
