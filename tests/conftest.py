@@ -27,6 +27,8 @@ _FIGURE = "figure"
 def pytest_configure(config: pytest.Config) -> None:
     """Limit torch to one thread per process: on shared cores, threads that wait for each other take five times as long."""
     torch.set_num_threads(1)
+    for name in ("no_proxy", "NO_PROXY"):  # tests start servers of their own
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ def test_the_command_draws_an_overlay(clean: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd="/",
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -34,6 +34,9 @@ SIZE = 4  # images in a batch
 BAD = 7  # of a hundred, one is no image
 
 
+_PATIENCE = 300  # seconds for the start of a node
+
+
 def photos(folder: Path, count: int) -> list[Item]:
     """Write photos of three sizes, and some files that are none."""
     folder.mkdir()
@@ -55,8 +58,10 @@ def two_nodes() -> Iterator[Callable[[], None]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    second = cluster.add_node(num_cpus=2)
+    cluster = Cluster()
+    cluster.add_node(wait=False, num_cpus=2, include_dashboard=False)
+    second = cluster.add_node(wait=False, num_cpus=2)
+    cluster.wait_for_nodes(_PATIENCE)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
         yield lambda: cluster.remove_node(second, allow_graceful=False)

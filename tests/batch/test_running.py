@@ -83,7 +83,12 @@ def test_a_second_run_keeps_what_is_done_and_repeats_what_has_changed(model: Any
     after = files_of(out)
     assert after["00.rollout.png"] == before["00.rollout.png"]
     assert after["09.rollout.npz"] != before["09.rollout.npz"]
-    changed = {name for name in before if after[name] != before[name]}
+    for name in ("03.rollout.npz", "04.rollout.npz"):  # of a batch that has one image more, which may round otherwise
+        (out / "former.npz").write_bytes(before[name])
+        one, other = (load_map(out / file)[0].values for file in ("former.npz", name))
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+    others = {f"{number}.rollout.{end}" for number in ("03", "04") for end in ("npz", "png")}
+    changed = {name for name in before if after[name] != before[name] and name not in others}
     of_batches = {
         f"{folder}/0000000{first}.{end}" for first in (3, 9) for folder, end in (("maps", "rollout.tar"), ("statistics", "json"))
     }

@@ -406,6 +406,6 @@ from visattn.cli.commands import _run
 code = _run(["caption", {str(root / image)!r}, "--checkpoint", {str(root / checkpoint)!r}], False)
 print(code, "torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.split() == [str(code), "False"]
     assert done.stderr.count("\n") == 1

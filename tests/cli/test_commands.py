@@ -48,7 +48,7 @@ def python(*arguments: str, environment: dict[str, str] | None = None) -> subpro
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
         env={**os.environ, **(environment or {})},
     )

@@ -168,7 +168,7 @@ def test_download_with_a_wrong_checksum_is_refused_and_removed(server: Path, cac
 
 
 def test_stalled_download_times_out(server: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "_SECONDS", 0.5)
+    monkeypatch.setattr(published, "_SECONDS", 3.0)
     (server / "stall").write_bytes(b"")
     monkeypatch.setattr(datasets.FashionMNIST, "resources", [("stall", "0" * 32)])
     with pytest.raises(

@@ -198,7 +198,7 @@ print(overlay(photo, heat).tobytes() == photo.tobytes(), overlay(photo, heat, bl
 @pytest.mark.full
 def test_photo_with_an_empty_seen_box_is_returned_unchanged() -> None:
     """Run in a separate process: OpenCV divides by the size of an empty array, which would kill it."""
-    done = subprocess.run([sys.executable, "-c", NOTHING_SEEN], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", NOTHING_SEEN], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "True True"), done.stderr
 
 

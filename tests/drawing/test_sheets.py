@@ -337,7 +337,7 @@ def page(width, height, *sizes):
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", LARGE + code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", LARGE + code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,4 +26,5 @@ def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True
     torch.set_num_threads(1)  # threads do not survive a fork
     timm.create_model("vit_tiny_patch16_224")  # preloads what the first use imports
     os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
+    importlib.import_module("visattn.drawing.plots.learning_curves")  # finds the fonts of the system, in the folder above
     yield from driver.run(KINDS[kind](seed, count), folder / kind, net=net)

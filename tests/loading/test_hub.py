@@ -43,7 +43,7 @@ def overlay(endpoint: str, folder: Path, name: str) -> subprocess.CompletedProce
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1"}
     options = ["--model", MODEL, "--img-size", "64", "--json", "-o", str(folder / name)]
     command = [sys.executable, "-m", "visattn", "overlay", str(photo_path("coffee")), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 
 def test_weights_are_downloaded_once_and_then_read_from_the_cache(hub: Hub, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def test_long_work_shows_a_bar_in_a_terminal_only(name: str, monkeypatch: pytest
 
 def test_short_work_and_quiet_work_show_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr := Stderr())
+    assert progress._DELAY == 2
+    monkeypatch.setattr(progress, "_DELAY", 60.0)  # a slow machine may take longer than two seconds
     CALLS["edited images"]()
     monkeypatch.setattr(progress, "_DELAY", 0.0)
     progress.silence()

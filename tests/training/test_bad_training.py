@@ -225,7 +225,7 @@ def test_run_folder_is_locked_by_one_run(classify: Classify, data: Path, tmp_pat
     config = recipe(data, ema=0.9, workers=2, epochs=2000.0)
     child = fork(lambda: train(config, tmp_path / "run").stopped, tmp_path / "log")
     try:
-        assert wait_for(lambda: bool(states(tmp_path / "run")), 60), (tmp_path / "log").read_text()
+        assert wait_for(lambda: bool(states(tmp_path / "run")), 240), (tmp_path / "log").read_text()
         code, _, err = classify(workers=2, epochs=2000.0)
         assert code == 2
         assert "run: another process is training here; wait for it, or choose another folder (-o/--output)" in told(err)
@@ -244,16 +244,18 @@ def test_a_killed_worker_is_named_and_nothing_hangs(data: Path, tmp_path: Path, 
 
     child = fork(lambda: command("--config", file, "-o", place), log)
     try:
-        assert wait_for(lambda: bool(states(place)) and len(children(child)) >= 2, 60), log.read_text()
+        assert wait_for(lambda: bool(states(place)) and len(children(child)) >= 2, 240), log.read_text()
         kill(sorted(children(child))[victim])
-        assert wait_for(lambda: not Path(f"/proc/{child}").exists() or _is_dead(child), 60), "hangs"
+        assert wait_for(lambda: not Path(f"/proc/{child}").exists() or _is_dead(child), 240), "hangs"
     finally:
         with contextlib.suppress(ProcessLookupError):
             kill(child)
         status = ended(child, log)
     assert status.code == 5, status.text
-    # PyTorch names the worker, unless its broken pipe is noticed first
-    assert re.search(r"a data loader worker died or hangs \((DataLoader worker|\[Errno 104\]|EOFError)", told(status.text))
+    # PyTorch names the worker, unless its broken pipe or closed socket is noticed first, or its signal is lost
+    assert re.search(
+        r"a data loader worker died or hangs \((DataLoader (worker|timed out)|\[Errno \d+\]|EOFError)", told(status.text)
+    )
     assert states(place)
 
 

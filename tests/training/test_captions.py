@@ -173,7 +173,16 @@ def test_two_processes_match_one_process(tmp_path: Path) -> None:
     options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regularizer": 0.1}
     train(recipe(**options), tmp_path / "one")
     (tmp_path / "recipe.toml").write_text(recipe(**options).toml())
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "visattn"]
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+        "-m",
+        "visattn",
+    ]
     words = ["train", "caption", "--config", str(tmp_path / "recipe.toml")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for more in ([], ["--attention", "hard"]):
@@ -188,7 +197,7 @@ def test_two_processes_match_one_process(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr[-2000:]
     for name, tensor in weights(tmp_path / "one").items():
-        torch.testing.assert_close(weights(tmp_path / "two0")[name], tensor, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(weights(tmp_path / "two0")[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "two2").values())
 
 

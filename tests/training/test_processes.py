@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -172,7 +173,7 @@ def _ask(step: int, rank: int, asked: list[list[int]]) -> None:
 
 def torchrun(act: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run this file in two processes."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
         [*start, __file__, act, str(folder)], capture_output=True, text=True, timeout=WAIT, check=False, env=environment
@@ -335,8 +336,11 @@ def test_nan_loss_in_one_process_ends_all_processes(place: Path) -> None:
     assert ended.returncode != 0
     assert "TrainingError" in ended.stderr
     assert "the loss is nan near step 6" in ended.stderr
-    rest = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(place) not in rest, f"processes are left {time.monotonic() - began:.0f} s after the start"
+    rest = b""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            rest += (process / "cmdline").read_bytes()
+    assert str(place).encode() not in rest, f"processes are left {time.monotonic() - began:.0f} s after the start"
 
 
 if __name__ == "__main__":

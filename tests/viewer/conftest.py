@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ Opened = Callable[..., Page]
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Start the system's Chromium without a window."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    chromium = next(
+        (path for path in found if not subprocess.run([path, "--version"], capture_output=True, check=False).returncode), None
+    )
     if chromium is None:
         pytest.skip("no Chromium is installed; on Debian: apt-get install chromium")
     with sync_playwright() as running:

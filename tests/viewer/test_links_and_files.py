@@ -199,8 +199,7 @@ def test_a_link_restores_what_was_initial(study: Study, opened: Opened) -> None:
     page.evaluate("viewer.page.state.set({ record: 0, head: 1, tab: 'keys', opacity: 0.2, hidden: new Set(['0.0.0']) })")
     settled(page)
     page.evaluate("(link) => { location.hash = link; }", link)
-    page.wait_for_timeout(200)
-    assert page.evaluate("viewer.page.state.link") == link
+    page.wait_for_function("(link) => viewer.page.state.link === link", arg=link)
 
 
 def test_a_view_without_anything_to_show_says_so(study: Study, opened: Opened) -> None:

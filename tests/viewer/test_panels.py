@@ -136,7 +136,7 @@ def test_strongest_keys_are_listed_with_their_values(study: Study, opened: Opene
     settled(page)
     row = row_shown(page)
     shown = page.locator(".keys li").all_inner_texts()
-    best = row.argsort(descending=True)[:12].tolist()
+    best = row.argsort(descending=True, stable=True)[:12].tolist()
     names = ["cls" if token == 0 else f"patch {(token - 1) // 14},{(token - 1) % 14}" for token in best]
     assert [one.split()[0] if one.startswith("cls") else " ".join(one.split()[:2]) for one in shown] == names
 
@@ -147,7 +147,7 @@ def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> Non
     page.locator("#tab-lines").click()
     settled(page)
     drawn = page.evaluate("viewer.panels.lines.drawn")
-    best = set(row_shown(page).argsort(descending=True)[:12].tolist())
+    best = set(row_shown(page).argsort(descending=True, stable=True)[:12].tolist())
     assert {query for query, *_ in drawn} == {1 + 14 * 3 + 9}
     assert {key for _, key, _ in drawn} == best
     page.get_by_role("checkbox", name="all heads").check()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import timm
 import torch
+from playwright.sync_api import Page
 
 import visattn
 from tests.captioning.test_captioner import photos
@@ -47,19 +48,28 @@ def test_a_click_holds_the_query_and_the_pointer_then_reads_keys(study: Study, o
     assert not torch.equal(row_shown(page), held)
 
 
+def swept(page: Page, *places: tuple[float, float]) -> None:
+    """Move the pointer over places and off the photo, without any time between."""
+    page.evaluate(
+        """(places) => {
+            const canvas = document.querySelector("figure.image canvas");
+            for (const [clientX, clientY] of places)
+                canvas.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY, bubbles: true }));
+            canvas.dispatchEvent(new PointerEvent("pointerleave"));
+        }""",
+        [list(place) for place in places],
+    )
+    settled(page)
+
+
 def test_the_patch_on_which_the_pointer_rested_stays_the_query(study: Study, opened: Opened) -> None:
     page, view = opened(study), study[0]
     first = state(page, "query")
-    page.mouse.move(*on_patch(page, view, 2, 2))
-    page.mouse.move(*on_patch(page, view, 2, 12))
-    page.mouse.move(900, 500)
-    settled(page)
+    swept(page, on_patch(page, view, 2, 2), on_patch(page, view, 2, 12))
     assert state(page, "query") == first, "it rested nowhere"
     page.mouse.move(*on_patch(page, view, 3, 9))
-    page.wait_for_timeout(400)
-    page.mouse.move(*on_patch(page, view, 3, 13))
-    page.mouse.move(900, 500)
-    settled(page)
+    page.wait_for_function("viewer.image.rested")
+    swept(page, on_patch(page, view, 3, 13))
     own = view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0].mean(0)
     assert torch.allclose(row_shown(page), own, atol=0.002)
 

@@ -17,7 +17,7 @@ from tests import tiny, zoo
 from tests.pipeline.test_prompts import saved as clip
 from tests.viewer.conftest import Opened
 from tests.viewer.driving import settled
-from tests.viewer.test_bundle import AXE, npm, run
+from tests.viewer.test_bundle import AXE, install, npm
 from visattn import embedding
 from visattn.errors import OptionError
 
@@ -252,7 +252,7 @@ def test_bad_links_are_ignored(saved: Callable[[int], Path], opened: Opened) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(theme: str, npm: str, saved: Callable[[int], Path], opened: Opened, tmp_path: Path) -> None:
-    run(npm, "install", "--no-audit", "--no-fund", AXE, folder=tmp_path)
+    install(npm, AXE, folder=tmp_path)
     axe = (tmp_path / "node_modules" / "axe-core" / "axe.min.js").read_text()
     page = opened(saved(2), color_scheme=theme)
     page.evaluate(axe)
