@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from bench.measuring import load
+from bench.memory import status
 from visattn.data.scenes import Scenes
 from visattn.embedding import crops_of, gather, lay_out, save_html
 
@@ -51,7 +51,7 @@ def main(count: int) -> dict[str, Any]:
             "tokens": space.layers[0].tokens.per_image,
             "heads": sum(len(states.queries) for states in space.layers),
             "minutes": (time.perf_counter() - start) / 60,
-            "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+            "gigabytes": status("VmHWM") / 1e9,
             "megabytes": page.stat().st_size / 1e6,
         }
         found |= _frames(page)
