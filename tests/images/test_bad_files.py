@@ -284,7 +284,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MEASURE = """
 import re, sys
 from visattn import load_image
-peak = lambda: int(re.search("VmHWM: *(\\d+)", open("/proc/self/status").read().replace("\\t", " "))[1]) // 1024  # ru_maxrss is the parent's
+peak = lambda: int(re.search("VmHWM: *(\\d+)", open("/proc/self/status").read().replace("\\t", " "))[1]) // 1024  # ru_maxrss: the parent's
 before = peak()
 try:
     load_image(sys.argv[1])
