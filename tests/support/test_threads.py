@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -27,3 +29,15 @@ def test_threads_of_a_pool_compute_alone_and_leave_others_as_they_are(workers: i
         assert (torch.get_num_threads(), blas_threads()) == (2, blas)
     finally:
         torch.set_num_threads(before)
+
+
+def test_work_that_fails_at_once_says_nothing_of_its_threads(caplog: pytest.LogCaptureFixture) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads are often late
+    try:
+        for _ in range(300):
+            with pytest.raises(ValueError, match="at once"), pool(4):
+                raise ValueError("at once")
+    finally:
+        sys.setswitchinterval(before)
+    assert not caplog.records

@@ -41,11 +41,15 @@ def pool(count: int) -> Iterator[ThreadPoolExecutor]:
             for _ in range(count):
                 found.submit(lambda: None)
             begun.wait()
-            torch.set_num_threads(threads)  # of this thread, and of MKL for all
-            yield found
         except BaseException as error:
             begun.abort()
             found.shutdown(wait=False, cancel_futures=True)
             if isinstance(error, RuntimeError) and "start new thread" in str(error):
                 raise ResourceError(f"{count} threads cannot be started. Pass fewer (--workers).") from error
+            raise
+        torch.set_num_threads(threads)  # of this thread, and of MKL for all
+        try:
+            yield found
+        except BaseException:  # threads that have not woken yet must not find a broken barrier
+            found.shutdown(wait=False, cancel_futures=True)
             raise
