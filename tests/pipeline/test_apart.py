@@ -99,6 +99,12 @@ def test_one_pass_is_enough_once_it_is_proven() -> None:
     assert model.sizes == [4, 1, 4, 4, 1]  # other weights, another proof
 
 
+def test_models_that_mix_images_are_tried_once() -> None:
+    model = ByBatch()
+    list(explain_batch(model, [*PHOTOS, *PHOTOS], batch_size=4, method="rollout", **WHOLE))
+    assert model.sizes == [4, 1, *[1] * 8]
+
+
 @pytest.mark.parametrize("build", [ByBatch, Drawing, OneOnly])
 @pytest.mark.parametrize("method", ["rollout", "attention", "pca", "gradcam"])
 def test_models_that_do_not_keep_images_apart_explain_each_alone(build: Callable[[], nn.Module], method: str) -> None:

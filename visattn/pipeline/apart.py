@@ -27,7 +27,7 @@ def apart(model: nn.Module, pixels: Tensor, output: Any, run: Callable[[Tensor],
         output: What the model returned for them.
         run: Function that runs the model on pixels.
     """
-    state, size = _state(model), (tuple(pixels.shape[1:]), pixels.dtype)
+    state, size = _state(model), tuple(pixels.shape[1:])
     if _TRIED.get(model, (None,))[0] != state:
         _TRIED[model] = state, {}
     tried = _TRIED[model][1]
@@ -40,10 +40,16 @@ def apart(model: nn.Module, pixels: Tensor, output: Any, run: Callable[[Tensor],
     return tried[size]
 
 
+def mixes(model: nn.Module, pixels: Tensor) -> bool:
+    """Check whether `apart` has failed for images of this size, so that no batch needs to be tried."""
+    state, tried = _TRIED.get(model, (None, {}))
+    return tried.get(tuple(pixels.shape[1:])) is False and state == _state(model)
+
+
 def _state(model: nn.Module) -> tuple[Hashable, ...]:
     """Return what tells that the weights have changed."""
     tensors = chain(model.named_parameters(), model.named_buffers())
-    return tuple((name, id(tensor), 0 if tensor.is_inference() else tensor._version) for name, tensor in tensors)
+    return tuple((name, id(tensor), tensor.dtype, 0 if tensor.is_inference() else tensor._version) for name, tensor in tensors)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:  # noqa: ANN401

@@ -21,7 +21,7 @@ from visattn._support.progress import progress
 from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
-from visattn.pipeline.apart import apart
+from visattn.pipeline.apart import apart, mixes
 from visattn.pipeline.captures import capture
 from visattn.pipeline.detections import Detections
 from visattn.pipeline.inputs import Prepared
@@ -146,11 +146,16 @@ def scoring(
         with torch.no_grad():
             resolved = target.resolve(answer_of(model, pixels, prepared))
 
+        def run(some: Tensor) -> Any:  # noqa: ANN401 - a model's own
+            return answer_of(model, some, prepared)
+
         def score(edited: Tensor) -> Tensor:
-            output = answer_of(model, edited, prepared)
-            scores = resolved.score(output)
-            if len(edited) > 1 and not apart(model, edited, output, lambda some: answer_of(model, some, prepared)):
-                scores = torch.cat([resolved.score(answer_of(model, one, prepared)) for one in torch.split(edited, 1)])
+            alone = len(edited) > 1 and mixes(model, edited)
+            if not alone:
+                output = run(edited)
+                alone = len(edited) > 1 and not apart(model, edited, output, run)
+            each = [resolved.score(run(one)) for one in torch.split(edited, 1)] if alone else [resolved.score(output)]
+            scores = torch.cat(each)
             bar.update(len(edited))
             return scores
 
