@@ -349,13 +349,14 @@ def test_parts_of_other_lists_are_told(tmp_path: Path) -> None:
     for part, images in enumerate((["a.png", "c.png"], ["b.png", "c.png"])):
         with Journal(tmp_path / f"journal.{part}-of-2.jsonl", {}) as journal:
             journal.add([Entry(2 * part + number, image, image, "12") for number, image in enumerate(images)])
-    assert list(other_lists(tmp_path, ["a.png", "c.png", "b.png", "c.png", "d.png"])) == []
-    (told,) = other_lists(tmp_path, ["a.png", "c.png", "new.png", "b.png", "c.png"])
+    own = tmp_path / "journal.0-of-2.jsonl"
+    assert list(other_lists(own, ["a.png", "c.png", "b.png", "c.png", "d.png"])) == []
+    (told,) = other_lists(own, ["a.png", "c.png", "new.png", "b.png", "c.png"])
     assert told.endswith(
         "journal.1-of-2.jsonl: is of another list of images (its image 2 is b.png, that of this part new.png). Run that part again."
     )
-    (told,) = other_lists(tmp_path, ["a.png", "c.png", "b.png"])
-    assert "its image 3 is c.png, that of this part none" in told
+    (told,) = other_lists(own, ["a.png"])  # images that are not given any more stay in this part's own journal
+    assert "its image 2 is b.png, that of this part none" in told
 
 
 def test_a_path_that_cannot_be_leaves_the_other_images(model: Any, photos: Path, tmp_path: Path) -> None:

@@ -175,11 +175,11 @@ def entries_of(path: Path) -> dict[int, Entry]:
     return _parsed(printable(str(path)), whole.decode(errors="replace").splitlines())[1] if whole else {}
 
 
-def other_lists(folder: Path, images: Sequence[str]) -> Iterator[str]:
-    """Find parts of a run that were computed from another list of images, as when files were still being copied.
+def other_lists(journal: Path, images: Sequence[str]) -> Iterator[str]:
+    """Find other parts of a run that were computed from another list of images, as when files were still being copied.
 
     Args:
-        folder: Output folder.
+        journal: Journal of this part.
         images: The images of this run.
 
     Yields:
@@ -188,8 +188,8 @@ def other_lists(folder: Path, images: Sequence[str]) -> Iterator[str]:
     Raises:
         OutputError: If a journal is damaged, or cannot be read.
     """
-    for path in journals_in(folder):
-        for number, entry in entries_of(path).items():
+    for path in journals_in(journal.parent):
+        for number, entry in entries_of(path).items() if path != journal else ():
             here = images[number] if number < len(images) else "none"
             if here != entry.image:
                 what = f"its image {number} is {printable(entry.image)}, that of this part {printable(here)}"

@@ -136,7 +136,7 @@ def batch_command(
     sources = [item.source for item in items]
     if wanted.statistics:
         _write_tables(output, sources, asked, quiet)
-    for text in (*sorted(telling.common or ()), *other_lists(output, sources)):
+    for text in (*sorted(telling.common or ()), *other_lists(output / name, sources)):
         click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     warned = f", {telling.warned} with warnings" if telling.warned else ""
