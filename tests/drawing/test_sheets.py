@@ -321,6 +321,7 @@ def test_batch_is_refused() -> None:
 
 LARGE = """
 import re
+import resource
 import torch
 from PIL import Image
 from visattn.drawing.sheets import contact_sheet

@@ -40,10 +40,11 @@ def seeded(seed: int) -> Iterator[None]:
         Nothing.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    number = int(seed)
     with same_randomness(), torch.random.fork_rng(devices):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        torch.manual_seed(seed)
+        random.seed(number)
+        np.random.seed(number % 2**32)  # noqa: NPY002
+        torch.manual_seed(number % 2**64)
         yield
 
 

@@ -45,6 +45,7 @@ class ScoredImages:
         std: Standard deviation by which normalization divided each channel.
         patch: Size of one token in input pixels, `(vertical, horizontal)`.
         model: Model that computes the score, for methods that edit a layer's output.
+        alone: Whether `score` runs the model on one image after the other, as it does not keep those of a batch apart.
     """
 
     pixels: Tensor
@@ -53,6 +54,7 @@ class ScoredImages:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch: tuple[int, int] = (1, 1)
     model: nn.Module | None = None
+    alone: bool = False
 
     __repr__ = brief
 

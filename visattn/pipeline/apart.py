@@ -10,12 +10,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from visattn._support.modes import evaluating
-
 _TRIED: WeakKeyDictionary[nn.Module, tuple[Hashable, dict[Hashable, bool]]] = WeakKeyDictionary()  # weights; sizes
 
 
-def apart(model: nn.Module, pixels: Tensor, output: Any, run: Callable[[Tensor], Any]) -> bool:  # noqa: ANN401 - a model's own
+def known_apart(model: nn.Module, pixels: Tensor) -> bool | None:
+    """Return what `apart` has found for images of this size; None if it was not tried with these weights."""
+    state, tried = _TRIED.get(model, (None, {}))
+    return tried.get(tuple(pixels.shape[1:])) if state == _state(model) else None
+
+
+def apart(model: nn.Module, pixels: Tensor, output: Any, alone: Callable[[], Any]) -> bool:  # noqa: ANN401 - a model's own
     """Check that the last image of a batch has the output that it has alone.
 
     That fails for models that mix images, such as by statistics of the batch, for those that draw in their forward pass, and for those
@@ -25,25 +29,17 @@ def apart(model: nn.Module, pixels: Tensor, output: Any, run: Callable[[Tensor],
         model: The model.
         pixels: `(B, C, H, W)`, several images.
         output: What the model returned for them.
-        run: Function that runs the model on pixels.
+        alone: Function that returns what the model returns for the last of them.
     """
-    state, size = _state(model), tuple(pixels.shape[1:])
-    if _TRIED.get(model, (None,))[0] != state:
-        _TRIED[model] = state, {}
-    tried = _TRIED[model][1]
-    if size not in tried:
-        with evaluating(model), torch.no_grad():
-            alone = run(pixels[-1:].detach())
-        every = zip(_tensors(output), _tensors(alone), strict=False)
-        pairs = [(one.detach()[-1], other[0]) for one, other in every if len(one) == len(pixels) and len(other) == 1]
-        tried[size] = bool(pairs) and all(_alike(one, other) for one, other in pairs)
-    return tried[size]
-
-
-def mixes(model: nn.Module, pixels: Tensor) -> bool:
-    """Check whether `apart` has failed for images of this size, so that no batch needs to be tried."""
-    state, tried = _TRIED.get(model, (None, {}))
-    return tried.get(tuple(pixels.shape[1:])) is False and state == _state(model)
+    known = known_apart(model, pixels)
+    if known is not None:
+        return known
+    every = zip(_tensors(output), _tensors(alone()), strict=False)
+    pairs = [(one.detach()[-1], other.detach()[0]) for one, other in every if len(one) == len(pixels) and len(other) == 1]
+    found = bool(pairs) and all(_alike(one, other) for one, other in pairs)
+    state, (before, tried) = _state(model), _TRIED.get(model, (None, {}))
+    _TRIED[model] = state, {**(tried if before == state else {}), tuple(pixels.shape[1:]): found}
+    return found
 
 
 def _state(model: nn.Module) -> tuple[Hashable, ...]:

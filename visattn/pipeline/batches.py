@@ -21,7 +21,7 @@ from visattn.errors import OptionError, ResourceError, VisattnError
 from visattn.families.wrappers import unwrapped
 from visattn.loading import load_model
 from visattn.methods.table import MethodName
-from visattn.pipeline.apart import mixes
+from visattn.pipeline.apart import known_apart
 from visattn.pipeline.arguments import target_of
 from visattn.pipeline.explaining import answer, explain_prepared, of_model, with_target
 from visattn.pipeline.explanation import DrawOptions, Explanation
@@ -193,7 +193,7 @@ def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question
     try:
         question = of_model(question, model)
         joint, target = with_target(model, joined(prepared), question.target)
-        if mixes(model, joint.pixels):
+        if known_apart(model, joint.pixels) is False:
             return None
         with telling_memory(joint.pixels):
             settled, passed = recorded(model, joint, replace(question, target=target))

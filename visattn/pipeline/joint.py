@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
+from visattn._support.modes import evaluating
 from visattn.pipeline.apart import apart
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.run import Pass, answer_of, as_the_model
@@ -36,4 +38,9 @@ def keeps_apart(model: nn.Module, prepared: Sequence[Prepared], passed: Pass) ->
     if any(record.reason is not None or record.operator.shape[0] != len(prepared) for record in passed.recording):
         return False
     pixels = as_the_model(model, torch.cat([one.pixels for one in prepared]))
-    return apart(model, pixels, passed.output, lambda some: answer_of(model, some, prepared[-1]))
+
+    def alone() -> Any:  # noqa: ANN401 - a model's own
+        with evaluating(model), torch.no_grad():
+            return answer_of(model, pixels[-1:], prepared[-1])
+
+    return apart(model, pixels, passed.output, alone)

@@ -21,7 +21,7 @@ from visattn._support.progress import progress
 from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
-from visattn.pipeline.apart import apart, mixes
+from visattn.pipeline.apart import apart, known_apart
 from visattn.pipeline.captures import capture
 from visattn.pipeline.detections import Detections
 from visattn.pipeline.inputs import Prepared
@@ -144,25 +144,31 @@ def scoring(
     _check_size(spec, pixels)
     with evaluating(model, frozen=True), progress("edited images", "image") as bar:
         with torch.no_grad():
-            resolved = target.resolve(answer_of(model, pixels, prepared))
-
-        def run(some: Tensor) -> Any:  # noqa: ANN401 - a model's own
-            return answer_of(model, some, prepared)
+            output = answer_of(model, pixels, prepared)
+            resolved, alone = target.resolve(output), not _takes_several(model, pixels, output, prepared)
 
         def score(edited: Tensor) -> Tensor:
-            alone = len(edited) > 1 and mixes(model, edited)
-            if not alone:
-                output = run(edited)
-                alone = len(edited) > 1 and not apart(model, edited, output, run)
-            each = [resolved.score(run(one)) for one in torch.split(edited, 1)] if alone else [resolved.score(output)]
-            scores = torch.cat(each)
+            pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
+            scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
             bar.update(len(edited))
             return scores
 
         seen = [] if features == "none" else look(model, prepared, features=features).features
         provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
-        yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model)
+        yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
+
+
+def _takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
+    """Check that a model gives an image among others the output that it gave it alone, with the photo behind its negative."""
+    if (known := known_apart(model, pixels)) is not None:
+        return known
+    pair = torch.cat([-pixels, pixels])
+    try:
+        together = answer_of(model, pair, prepared)
+    except ModelError:  # it takes one image only
+        return False
+    return apart(model, pair, together, lambda: output)
 
 
 def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # noqa: ANN401 - a model's own

@@ -77,6 +77,7 @@ def ablationcam(recording: Recording, *, scored: ScoredImages, layer: int | str 
         set to 0 as in the paper, where the package uses -1e7 or less if a feature is negative. The loss of score is divided by the
         magnitude of the score, so that a negative score does not invert the map.
     """
+    batch_size = min(batch_size, 1) if scored.alone else batch_size  # the edits of a layer are those of a batch
     made = _Made("ablationcam", recording, scored, layer, batch_size)
     zero: type[Any] = type("Zero", (made.package.ablation_layer.AblationLayer,), {"__call__": _zeroed})
     with torch.no_grad():
