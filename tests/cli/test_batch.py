@@ -61,6 +61,24 @@ def test_parts_of_a_run(run: Run, photos: Path) -> None:
     assert len(list((photos.parent / "out").rglob("*.png"))) == 3
 
 
+def test_a_part_of_another_list_of_images_is_told(run: Run, photos: Path) -> None:
+    (photos / "d.png").unlink()
+    options = [*TINY, "-o", "out", "--batch-size", "1", "--shard"]
+    assert "another list" not in run("batch", photos, *options, "0/2")[2]
+    (photos / "0.png").write_bytes((photos / "a.png").read_bytes())
+    code, _, err = run("batch", photos, *options, "1/2")
+    assert code == 2
+    assert (
+        "out/a.overlay.png: is of another part of this run, which had another list of images or another number of parts. Choose"
+        in err
+    )
+    (photos / "0.png").unlink()
+    (photos / "a.png").rename(photos / "0.png")
+    code, _, err = run("batch", photos, *options, "1/2")
+    assert code == 0
+    assert "warning: out/journal.0-of-2.jsonl: is of another list of images (its image 0 is " in err
+
+
 def test_statistics_of_all_parts_are_in_the_tables(run: Run, photos: Path) -> None:
     (photos / "d.png").unlink()
     for part in ("0/2", "1/2"):

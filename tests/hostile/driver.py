@@ -18,18 +18,7 @@ LONGEST = 10.0  # CPU seconds; on a slow machine `SLOWER` times those of a usual
 SLOWER = 6.0
 HANGS = 60.0  # wall-clock seconds, on a machine with other load; more on a slow one
 CODES = {0, 1, 2, 3, 4, 5}
-_USUAL = [
-    "overlay",
-    "photo:chelsea",
-    "--model",
-    "vit_tiny_patch16_224",
-    "--weights",
-    "none",
-    "--method",
-    "rollout",
-    "-o",
-    "out.png",
-]
+_USUAL = "overlay photo:chelsea --model vit_tiny_patch16_224 --weights none --method rollout -o out.png"
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ def run(cases: Iterable[Case], folder: Path, *, net: bool = True) -> Iterator[Ou
     """
     usual = folder / "usual"
     (usual / "work").mkdir(parents=True)
-    longest = max(LONGEST, SLOWER * _child(_USUAL, usual / "work", True, HANGS)[1])
+    longest = max(LONGEST, SLOWER * _child(_USUAL.split(), usual / "work", True, HANGS)[1])
     for number, case in enumerate(cases):
         place = folder / str(number)
         work = place / "work"

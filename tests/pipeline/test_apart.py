@@ -15,8 +15,10 @@ import visattn
 from tests import tiny
 from tests.capturing.test_odd_models import Pruned
 from visattn import explain, explain_batch
-from visattn.errors import OptionError, VisattnNote
+from visattn.errors import OptionError, ResourceError, ShapeError, VisattnNote
 from visattn.pipeline import batches
+from visattn.pipeline.run import one_pass
+from visattn.pipeline.targets import Target
 
 random = np.random.default_rng(0)
 PHOTOS = [Image.fromarray(random.integers(0, 256, (48, 72, 3), dtype=np.uint8)) for _ in range(4)]
@@ -164,6 +166,13 @@ def test_scores_of_one_number_are_those_of_each_image() -> None:
     same(model, method="gradcam", target=lambda out: out[:, 3].mean())
 
 
+def test_a_score_that_mixes_images_is_refused() -> None:
+    model = tiny.vit()
+    prepared = visattn.prepare_batch(PHOTOS, model)
+    with pytest.raises(ShapeError, match=r"target must return one number per image, so 4 numbers, not \(\)"):
+        one_pass(model, prepared, target=Target(lambda out: out.mean()))
+
+
 class Dense(nn.Module):
     """A small network for segmentation."""
 
@@ -193,13 +202,15 @@ def test_one_target_in_a_list_is_that_of_all_and_several_are_refused() -> None:
 class _Greedy(torch.autograd.Function):
     """Needs more memory than there is, in the backward pass of several images."""
 
+    most = 2
+
     @staticmethod
     def forward(_context: Any, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
     def backward(_context: Any, *slopes: Tensor) -> Tensor:
-        if len(slopes[0]) > 2:
+        if len(slopes[0]) > _Greedy.most:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
         return slopes[0]
 
@@ -215,3 +226,9 @@ class GreedyBackward(Counted):
 def test_memory_that_the_backward_pass_lacks_halves_the_batch() -> None:
     with pytest.warns(VisattnNote, match="out of memory for 4 images together; they run in halves"):
         same(GreedyBackward(), method="gradcam", target=1, **WHOLE)
+
+
+def test_memory_that_the_backward_pass_of_one_image_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Greedy, "most", 0)
+    with pytest.raises(ResourceError, match=r"out of memory for pixels \(1, 3, 32, 48\); choose a smaller img_size"):
+        explain(GreedyBackward(), PHOTOS[0], method="gradcam", target=1, **WHOLE)

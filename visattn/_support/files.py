@@ -15,7 +15,7 @@ from threading import Lock
 from visattn._support.checks import first_line, printable
 from visattn.errors import OptionError, OutputError, ResourceError, VisattnError
 
-_ASKING = Lock()  # the umask can be read only by setting it
+_UMASK = Lock()  # it can be read only by setting it
 _REPLACE = "pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)"
 
 
@@ -389,7 +389,7 @@ def building_file(path: Path) -> Iterator[Path]:
 
 def _publish(path: Path, mode: int) -> None:
     """Set the permissions of a result by the user's umask; temporary files and folders are private."""
-    with _ASKING:
+    with _UMASK:
         mask = os.umask(0)
         os.umask(mask)
     path.chmod(mode & ~mask)

@@ -11,6 +11,7 @@ from visattn._support.checks import printable
 
 Row = Mapping[str, Any]
 
+# files of the statistics of heads
 STATISTICS = "heads.csv", "layers.csv", "gates.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png"
 
 

@@ -76,6 +76,7 @@ def check_outputs(
     given = {item.source for item in items}
     known = [entry for path in journals_in(wanted.folder) for entry in entries_of(path).values()]
     owners = {output: entry.image for entry in known for output in entry.outputs if entry.image not in given}
+    named = {output for entry in known for output in entry.outputs}
     place = os.path.abspath(wanted.folder)  # noqa: PTH100
     for file, of in _files(wanted, items, batches):
         path = f"{place}{os.sep}{file}"
@@ -84,7 +85,8 @@ def check_outputs(
         elif of == "image" and file in owners:
             problem = f"is of another image, {printable(owners[file])}, and would be replaced"
         elif journal.new and not (of == "run" and known) and exists(Path(path)):
-            problem = "exists already, and no journal of this run names it"
+            other = "is of another part of this run, which had another list of images or another number of parts"
+            problem = other if file in named else "exists already, and no journal of this run names it"
         else:
             continue
         raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder (-o/--output).")

@@ -225,9 +225,10 @@ def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | 
     def record(some: Sequence[Prepared]) -> list[Recording]:
         with telling_memory(some[0].pixels):
             joint = joined(some)
-            passed = one_pass(model, joint) if question is None else recorded(model, joint, question)[1]
-            if len(some) == 1 or keeps_apart(model, some, passed):
-                return [passed.recording.image(number) for number in range(len(some))]
+            if len(some) == 1 or known_apart(model, joint.pixels) is not False:
+                passed = one_pass(model, joint) if question is None else recorded(model, joint, question)[1]
+                if len(some) == 1 or keeps_apart(model, some, passed):
+                    return [passed.recording.image(number) for number in range(len(some))]
         return [recording for one in some for recording in record([one])]
 
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)

@@ -29,23 +29,23 @@ class Recording(Sequence[AttentionRecord]):
         records: Attention records in call order.
         features: Feature records in call order.
         input_size: `(height, width)` of the model's input.
-        images: Images in the model's input, in the last forward pass; 0 if unknown.
         readout: Readout query that the model's family declares, spelled as in `reads`; empty if unknown.
         captured: Glob of the layers whose attention was kept; `*` keeps all.
         provenance: The model and its weights.
         unseen: Attention calls that could not be recorded. Methods that multiply layers refuse recordings with such calls.
         readouts: Readout query of each forward pass, by index, as traced from the tokens to the output; empty if not traced.
+        images: Images in the model's input, in the last forward pass; 0 if unknown.
     """
 
     records: list[AttentionRecord] = field(default_factory=list)
     features: list[FeatureRecord] = field(default_factory=list)
     input_size: tuple[int, int] = (0, 0)
-    images: int = 0
     readout: str = "cls"
     captured: str = "*"
     provenance: Provenance = field(default_factory=Provenance)
     unseen: list[UnseenAttention] = field(default_factory=list)
     readouts: dict[int, str] = field(default_factory=dict)
+    images: int = 0
 
     @overload
     def __getitem__(self, index: int) -> AttentionRecord: ...
