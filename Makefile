@@ -34,14 +34,15 @@ test-full: $(READY)  ## what takes long: real trainings, kills, packaging, every
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist load -m full tests/training/test_resume.py  # forks: no autograd thread may have run before
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m full --ignore tests/training/test_resume.py
 
-bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs
+bench: $(READY)  ## speed and memory against the plain forward and against peers, and start-up; BENCH=--write-docs puts them into the docs
 	$(BIN)/python scripts/benchmark.py $(BENCH)
+	$(BIN)/python scripts/startup.py
 
 bench-gpu: $(READY)  ## exactness and speed on a GPU
 	$(BIN)/python scripts/bench_gpu.py
 
-evidence: $(READY)  ## the heavier proofs: bench, the sweeps over timm and other libraries, the oldest transformers, start-up, the wheel and the pages' installations, 200 photos, 1,000 hostile inputs
-	$(BIN)/python scripts/proofs.py --bench="$(BENCH)" $(TABLES)
+evidence: $(READY)  ## the heavier proofs; those whose result is kept for this tree are not run again
+	$(BIN)/python scripts/proofs.py
 
 gallery: $(READY)  ## rebuild the pictures of README and docs
 	$(BIN)/python scripts/make_gallery.py

@@ -32,7 +32,8 @@ def main() -> int:
     version = stated[1] + ".0" * (2 - stated[1].count("."))
     install = ["-m", "pip", "install", "--quiet", "--upgrade", "--target", str(FOLDER), f"transformers=={version}"]
     subprocess.run([sys.executable, *install], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
         [sys.executable, "-c", "import transformers; print(transformers.__version__)"],
         env=environment,

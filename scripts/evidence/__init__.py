@@ -1,0 +1,1 @@
+"""Proofs with kept results: each is run again only if a file changed that it read."""
