@@ -113,7 +113,7 @@ def test_two_runs_do_not_write_one_journal(tmp_path: Path) -> None:
         Journal(tmp_path / "journal.jsonl", {"method": "rollout"})
 
 
-def test_a_torn_line_is_dropped_and_a_damaged_journal_refused(tmp_path: Path) -> None:
+def test_a_torn_or_damaged_line_is_left_out_and_a_damaged_head_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, {"a": 1}) as journal:
         journal.add([Entry(0, "a.png", "a", "12", ("a.x.png",)), Entry(1, "b.png", "b", "", (), "no")])
@@ -124,7 +124,11 @@ def test_a_torn_line_is_dropped_and_a_damaged_journal_refused(tmp_path: Path) ->
             assert journal.known == {0: Entry(0, "a.png", "a", "12", ("a.x.png",))}
             journal.add([Entry(1, "b.png", "b", "", (), "no")])
         assert path.read_bytes() == whole
-    for damaged in (whole.replace(b"[1,", b"{1,"), b"[]\n", b"{}\n", b'{"settings": 3}\n'):
+    path.write_bytes(whole.replace(b"[1,", b"{1,"))
+    with Journal(path, {"a": 1}) as journal:
+        assert journal.known == {0: Entry(0, "a.png", "a", "12", ("a.x.png",))}
+        assert journal.damaged == [3]
+    for damaged in (b"[]\n", b"{}\n", b'{"settings": 3}\n'):
         path.write_bytes(damaged)
         with pytest.raises(OutputError, match="is damaged"):
             Journal(path, {"a": 1})
@@ -212,7 +216,7 @@ def test_a_later_batch_that_fails_alike_leaves_the_others(tmp_path: Path) -> Non
 
 def test_a_journal_of_another_part_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "journal.0-of-2.jsonl").mkdir()
-    with pytest.raises(OutputError, match=r"journal.0-of-2.jsonl: cannot be read \(is a directory\). Check its permissions"):
+    with pytest.raises(OutputError, match=r"journal.0-of-2.jsonl: must be a file, got a folder; remove it"):
         Journal(tmp_path / "journal.1-of-2.jsonl", {})
 
 
@@ -278,6 +282,7 @@ def checked(inputs: list[Path], folder: Path, settings: Any = None) -> None:
     items = items_of(inputs)
     with Journal(folder / "journal.jsonl", settings or {}) as journal:
         check_outputs(Wanted(folder, "rollout", packed=True), items, Batches(1), journal)
+        journal.start()
 
 
 def test_nothing_else_is_replaced(photos: Path, tmp_path: Path) -> None:
@@ -310,7 +315,8 @@ def test_kills_at_any_moment_leave_the_same_files(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_run_share_its_settings(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal.0-of-2.jsonl", {"batch_size": 4}):
+    with Journal(tmp_path / "journal.0-of-2.jsonl", {"batch_size": 4}) as journal:
+        journal.start()
         Journal(tmp_path / "journal.1-of-2.jsonl", {"batch_size": 4}).__exit__(None, None, None)
         with pytest.raises(OutputError, match=r"journal.0-of-2.jsonl: is of a run with other settings \(batch_size 4 -> 8\)"):
             Journal(tmp_path / "journal.jsonl", {"batch_size": 8})

@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests import tiny
 from tests.cli.test_commands import TINY, Run, run
-from visattn.batch import Asked, Wanted
+from visattn.batch import Asked, Wanted, Work
+from visattn.batch.settings import settings_of
 from visattn.batch.statistics import in_turn
-from visattn.cli.batch import _settings
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
 from visattn.pipeline.targets import Target
@@ -163,16 +163,12 @@ def test_a_warning_of_all_images_is_told_once(run: Run, photos: Path) -> None:
 
 
 def test_what_decides_the_files_is_in_the_journal(photos: Path) -> None:
-    options = {
-        "model": "own",
-        "batch_size": 2,
-        **dict.fromkeys(("img_size", "resize", "mean", "std", "max_pixels", "color_profile")),
-    }
     model: Any = tiny.vit()
     wanted = Wanted(photos, "overlay")
 
     def settings(model: Any, **target: Any) -> Any:
-        return _settings(options, model, Asked(ask("gradcam", {}, Target(**target)), Preprocessing()), wanted)
+        asked = Asked(ask("gradcam", {}, Target(**target)), Preprocessing())
+        return settings_of(Work(asked, wanted), model, "own", 2)
 
     usual = settings(model, prompt="a photo of a small brown dog on a green sofa")
     assert json.loads(json.dumps(usual)) == usual
@@ -204,7 +200,7 @@ def test_other_settings_and_a_file_as_output_are_refused(run: Run, photos: Path)
     run("batch", photos / "a.png", *TINY, "-o", "out", "--method", "rollout")
     code, _, err = run("batch", photos / "a.png", *TINY, "-o", "out", "--method", "attention")
     assert code != 0
-    assert "is of a run with other settings (method rollout -> attention)" in err
+    assert "is of a run with other settings (method rollout -> attention, " in err
     code, _, err = run("batch", photos / "a.png", *TINY, "-o", photos / "a.png")
     assert code != 0
     assert "is a file, not a folder" in err

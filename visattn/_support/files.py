@@ -42,6 +42,7 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
                 raise OutputError(f"{name}: the output is the input itself; choose another name (-o/--output)")
         if path.is_dir():
             raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
+        check_replaceable(path)
         if path.exists() and not overwrite:
             raise OutputError(f"{name}: exists already; {_REPLACE}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +56,20 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
         refused = refusal(error, path)
         raise refused from error
     return path
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that a path is free, a regular file, or a link, which would itself be replaced.
+
+    Raises:
+        OutputError: If it is a device, a pipe or a socket.
+    """
+    try:
+        mode = stat.S_IFMT(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if mode not in (stat.S_IFREG, stat.S_IFLNK):
+        raise OutputError(f"{printable(str(path))}: is {_KINDS.get(mode, 'no file')}, not a regular file; choose another name")
 
 
 def check_png(path: Path) -> Path:
@@ -163,6 +178,36 @@ def _must_be(path: Path, *kinds: int) -> os.stat_result:
             f"{printable(str(path))}: must be {wanted}, got {got}; remove it, or choose another folder (-o/--output)"
         )
     return facts
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of a file in an output folder, after checking that no part of it leads elsewhere.
+
+    The name is checked when it is read (see `outside`), and the path here, right before it is written.
+
+    Args:
+        folder: The folder, which may itself be reached through a link.
+        name: Name of the file, relative to the folder.
+
+    Raises:
+        OutputError: If the name leads out of the folder, a folder on the way is a link, or something else than a file has the name.
+    """
+    path = Path(folder, name)
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise OutputError(f"{printable(str(path))}: leads out of the output folder; rename the image")
+    for place in (*list(path.parents)[: len(Path(name).parts) - 1][::-1], path):
+        try:
+            mode = stat.S_IFMT(place.lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):  # told when it is written
+            return path
+        except (OSError, ValueError) as error:
+            refused = refusal(error, path)
+            raise refused from error
+        if mode == stat.S_IFLNK or (place == path and mode != stat.S_IFREG):
+            raise OutputError(
+                f"{printable(str(place))}: is {_KINDS.get(mode, 'something else')}, which is not replaced; remove it"
+            )
+    return path
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -374,6 +419,7 @@ def building_file(path: Path) -> Iterator[Path]:
         yield temporary
         _flush(temporary)
         _publish(temporary, 0o666)
+        check_replaceable(path)
         temporary.replace(path)
         temporary = None
         _flush(path.parent)

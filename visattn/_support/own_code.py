@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from visattn._support.checks import first_line, printable, suggest
-from visattn._support.files import is_file
+from visattn._support.files import exists, is_file
 from visattn.errors import VisattnError
 
 
 def is_function(name: str) -> bool:
-    """Check whether a name has the form `file.py:factory`."""
-    return name.rpartition(":")[0].endswith(".py")
+    """Check whether a name has the form `file.py:factory`. What exists as a file is a file, whatever its name looks like."""
+    file, _, factory = name.rpartition(":")
+    return file.endswith(".py") and factory.isidentifier() and not exists(Path(name))
 
 
 def made(name: str, kind: type[VisattnError], **arguments: Any) -> Any:  # noqa: ANN401

@@ -6,6 +6,7 @@ from typing import Literal
 
 LARGEST_BATCH = 2**16  # images that run through a model together
 MAX_PIXELS = 64_000_000  # default limit for the pixels of an image
+MAX_BYTES = 2**30  # default limit for the bytes of its file
 
 Fusion = Literal["mean", "max", "min"]
 Sinks = Literal["keep", "drop", "redistribute"]

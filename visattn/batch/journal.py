@@ -9,14 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
+
+import msgspec
 
 from visattn._support.checks import printable
-from visattn._support.files import refusal
+from visattn._support.files import check_own, open_own, read_own, refusal
+from visattn._support.outside import fault_of
+from visattn.batch.settings import ALL, differences
 from visattn.errors import OutputError
 
 _FIRST = "visattn batch"
 _KNOWN = len(f'{{"{_FIRST}":')  # bytes with which each journal begins
+_SHOWN = 3  # differences in a message
+FILES = "journal*.jsonl"
+SPARE = ".journal*.files"
+
+_T = TypeVar("_T")
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 
 
 class Entry(NamedTuple):
@@ -30,15 +40,49 @@ class Entry(NamedTuple):
         outputs: Files that were written for it, relative to the output folder.
         error: Why there are none; empty if there are.
         warnings: Why its results may mislead.
+        sample: Values of its map, by which a later run is compared; None for NaN.
     """
 
-    number: int
+    number: _Number
     image: str
     name: str
     sha256: str
     outputs: tuple[str, ...] = ()
     error: str = ""
     warnings: tuple[str, ...] = ()
+    sample: tuple[float | None, ...] = ()
+
+
+class Head(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings of a run, the first line of a journal; a later one tells of a change that the user accepted.
+
+    Attributes:
+        kind: Version of the format.
+        settings: What decides the results.
+        made_by: Versions, processor and device.
+        changed: What is other than before.
+    """
+
+    settings: dict[str, Any]
+    kind: int = msgspec.field(default=1, name=_FIRST)
+    made_by: dict[str, str] = {}
+    changed: list[str] = []
+
+
+class _Content(NamedTuple):
+    """What a journal says.
+
+    Attributes:
+        head: Its settings, as they were stated last.
+        known: Last entry of each image.
+        since: Numbers of the images that were entered since the settings were stated.
+        damaged: Lines that cannot be read, counted from 1.
+    """
+
+    head: Head
+    known: dict[int, Entry]
+    since: set[int]
+    damaged: list[int]
 
 
 class Journal:
@@ -46,36 +90,51 @@ class Journal:
 
     Attributes:
         known: Last entry of each image, by its number.
+        comparable: Numbers of the images that were computed with the settings that were stated last.
         new: Whether no run with these settings was begun before.
+        damaged: Lines that cannot be read; their images are not known.
+        before: What made the former results, see `settings.maker`.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open the journal, and go on from it if it exists.
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], made_by: Mapping[str, str] | None = None, *, accept: bool = False
+    ) -> None:
+        """Open the journal, and go on from it if it exists. Nothing is written before `start` or `add`.
 
         Args:
             path: Its file.
             settings: What decides the results. A journal of other settings is refused.
+            made_by: What may change the last bits of results.
+            accept: Whether other settings are accepted, and written down as a change.
 
         Raises:
-            OutputError: If another run writes it, it is of other settings, or it cannot be written.
+            OutputError: If another run writes it, it is of other settings or no journal, something else than a file has its name, or it
+                cannot be written.
         """
         self.path = path
         self.known: dict[int, Entry] = {}
+        self.comparable: set[int] = set()
         self.new = False
-        name = printable(str(path))
+        self.damaged: list[int] = []
+        self.before: dict[str, str] = {}
+        self._head = Head(json.loads(json.dumps(settings)), made_by=dict(made_by or {}))
+        self._accept = accept
+        self._keep: int | None = 0  # bytes before the first line that is written; None afterward
+        self._stated = False
+        check_own(path.parent, files=(FILES,), folders=(SPARE,))
         try:
-            self._stream = path.open("a+b")
+            self._stream = os.fdopen(open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b")
         except OSError as error:
             refused = refusal(error, path)
             raise refused from error
         try:
-            self._begin(name, settings)
+            self._begin(printable(str(path)))
         except BaseException:
-            self._stream.close()
+            self._close()
             raise
 
-    def _begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Lock the file, drop a line that was cut off, and read the entries or write the settings."""
+    def _begin(self, name: str) -> None:
+        """Lock the file, and read it."""
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -86,26 +145,60 @@ class Journal:
             refused = refusal(error, self.path)
             raise refused from error
         self._stream.seek(0)
-        whole, _, torn = self._stream.read().rpartition(b"\n")
-        lines = whole.decode(errors="replace").splitlines()
-        told = {_FIRST: 1, "settings": json.loads(json.dumps(settings))}
-        if lines:
-            _parsed(name, lines)  # raises for the file of something else
-        elif not json.dumps(told).encode().startswith(torn[:_KNOWN]):
-            raise _damaged(name)
-        if torn:  # a line that a kill cut off
-            self._stream.truncate(len(whole) + 1 if whole else 0)
+        whole, newline, torn = self._stream.read().rpartition(b"\n")
+        if not whole and not _encoded(self._head).startswith(torn[:_KNOWN]):
+            raise _foreign(name)
+        content = _parsed(name, whole) if whole else None
         for other in journals_in(self.path.parent):  # parts of one run share the names of files
-            if other != self.path and other.stat().st_size:
-                _check(printable(str(other)), _settings_of(other), told)
-        if lines:
-            first, self.known = _parsed(name, lines)
-            if self.known or first == told:
-                _check(name, first, told)
-                return
-            self._stream.truncate(0)  # of a run that did nothing
-        self.new = True
-        self._append([json.dumps(told)])
+            if other != self.path and (head := head_of(other)):
+                self._check(printable(str(other)), head)
+        if content is None:
+            self.new = True
+        elif content.known or not differences(content.head.settings, self._head.settings):
+            self._check(name, content.head)
+            self.known, self.damaged = content.known, content.damaged
+            self.comparable = set() if self._head.changed else content.since
+            self.before = content.head.made_by
+            self._keep = len(whole) + len(newline)
+            self._stated = not self._head.changed and self.before == self._head.made_by
+        else:
+            self.new = True  # the former run did nothing
+
+    def _check(self, name: str, former: Head) -> None:
+        """Note what differs from a journal's settings.
+
+        Raises:
+            OutputError: If something does, and changes are not accepted.
+        """
+        changes = differences(former.settings, self._head.settings)
+        changes = [change for change in changes if f".{ALL} " not in change] or changes  # a digest tells a user nothing
+        if changes and not self._accept:
+            more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+            raise OutputError(
+                f"{name}: is of a run with other settings ({', '.join(changes[:_SHOWN])}{more}). Choose another folder (-o/--output), or "
+                "keep former results beside new ones (--accept-changes)."
+            )
+        self._head.changed += [change for change in changes if change not in self._head.changed]
+
+    @property
+    def changed(self) -> list[str]:
+        """What is other than before, and was accepted."""
+        return self._head.changed
+
+    @property
+    def now(self) -> dict[str, str]:
+        """What makes the results of this run, see `settings.maker`."""
+        return self._head.made_by
+
+    def accept(self, changes: Iterable[str]) -> None:
+        """Note changes after which former results are not compared any more."""
+        self._head.changed += changes
+        self._stated = False
+
+    def start(self) -> None:
+        """Write the settings, unless the journal states them already."""
+        if not self._stated:
+            self._append([])
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
@@ -117,8 +210,12 @@ class Journal:
                 self.known.pop(entry.number, None)
 
     def _append(self, lines: Iterable[str]) -> None:
+        whole = [*([] if self._stated else [_encoded(self._head).decode()]), *lines]
         try:
-            self._stream.write("".join(f"{line}\n" for line in lines).encode())
+            if self._keep is not None:
+                self._stream.truncate(self._keep)  # drops a line that a kill cut off, or a run that did nothing
+            self._keep, self._stated = None, True
+            self._stream.write("".join(f"{line}\n" for line in whole).encode())
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as error:
@@ -132,28 +229,34 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the file."""
         with suppress(*([OSError] if error else [])):  # what could not be written was told
-            self._stream.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the file; if nothing was written, there is none."""
+        with suppress(OSError):
+            if os.fstat(self._stream.fileno()).st_size == 0:
+                self.path.unlink(missing_ok=True)
+        self._stream.close()
 
 
-def _check(name: str, first: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Check that a journal is of a run with these settings.
+def _encoded(head: Head) -> bytes:
+    facts = {_FIRST: head.kind, "settings": head.settings, "made_by": head.made_by}
+    return json.dumps(facts | ({"changed": head.changed} if head.changed else {})).encode()
+
+
+def head_of(path: Path) -> Head | None:
+    """Return the settings of a journal that another run may be writing; None if it is empty.
 
     Raises:
-        OutputError: If it is not.
+        OutputError: If it is no journal, or cannot be read.
     """
-    if first != told:
-        differs = _differs(first["settings"], told["settings"])
-        raise OutputError(f"{name}: is of a run with other settings ({differs}). Choose another folder (-o/--output).")
+    whole, newline, _ = _read(path).rpartition(b"\n")
+    return _parsed(printable(str(path)), whole).head if newline else None
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
-    with _reading(path) as stream:
-        return _parsed(printable(str(path)), [stream.readline().decode(errors="replace")])[0]
-
-
-def _reading(path: Path) -> BinaryIO:
+def _read(path: Path) -> bytes:
     try:
-        return path.open("rb")
+        return read_own(path)
     except OSError as error:
         cause = (error.strerror or str(error)).lower()
         raise OutputError(f"{printable(str(path))}: cannot be read ({cause}). Check its permissions.") from error
@@ -161,18 +264,17 @@ def _reading(path: Path) -> BinaryIO:
 
 def journals_in(folder: Path) -> list[Path]:
     """Return the journals of a run and its parts, by name."""
-    return sorted(folder.glob("journal*.jsonl"))
+    return sorted(folder.glob(FILES))
 
 
 def entries_of(path: Path) -> dict[int, Entry]:
     """Read the last entry of each image from a journal that another run may be writing.
 
     Raises:
-        OutputError: If it is damaged, or cannot be read.
+        OutputError: If it is no journal, or cannot be read.
     """
-    with _reading(path) as stream:
-        whole, _, _ = stream.read().rpartition(b"\n")
-    return _parsed(printable(str(path)), whole.decode(errors="replace").splitlines())[1] if whole else {}
+    whole, newline, _ = _read(path).rpartition(b"\n")
+    return _parsed(printable(str(path)), whole).known if newline else {}
 
 
 def other_lists(journal: Path, images: Sequence[str]) -> Iterator[str]:
@@ -197,26 +299,35 @@ def other_lists(journal: Path, images: Sequence[str]) -> Iterator[str]:
                 break
 
 
-def _parsed(name: str, lines: Sequence[str]) -> tuple[dict[str, Any], dict[int, Entry]]:
-    """Return the first line of a journal, and the last entry of each image."""
+def _parsed(name: str, whole: bytes) -> _Content:
+    """Return what the lines of a journal say; of those that cannot be read, the numbers."""
+    first, *others = whole.split(b"\n")
+    head = _as(first, Head)
+    if head is None:
+        raise _foreign(name)
+    known: dict[int, Entry] = {}
+    since: set[int] = set()
+    damaged: list[int] = []
+    for number, line in enumerate(others, start=2):
+        if line.startswith(b"{") and (later := _as(line, Head)):
+            head, since = later, since if not later.changed else set()
+        elif (entry := _as(line, Entry)) and not any(map(fault_of, entry.outputs)):
+            known.pop(entry.number, None)
+            if entry.image:
+                known[entry.number] = entry
+                since.add(entry.number)
+        else:
+            damaged.append(number)
+    return _Content(head, known, since, damaged)
+
+
+def _as(line: bytes, kind: type[_T]) -> _T | None:
+    """Return a line as an object of a kind, or None."""
     try:
-        first, *others = map(json.loads, lines)
-        if not isinstance(first["settings"], dict):
-            raise TypeError("settings")
-        entries = [
-            Entry(number, image, of, sha256, tuple(outputs), error, tuple(warnings))
-            for number, image, of, sha256, outputs, error, warnings in others
-        ]
-    except (ValueError, TypeError, KeyError) as error:
-        raise _damaged(name) from error
-    last = {entry.number: entry for entry in entries}
-    return first, {number: entry for number, entry in last.items() if entry.image}
+        return msgspec.convert(json.loads(line), kind)
+    except (ValueError, RecursionError):  # of both libraries, and for text that is not UTF-8
+        return None
 
 
-def _damaged(name: str) -> OutputError:
+def _foreign(name: str) -> OutputError:
     return OutputError(f"{name}: is damaged. Choose another folder (-o/--output) to compute everything again.")
-
-
-def _differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"{name} {before.get(name)} -> {now.get(name)}" for name in names[:3])[:200]

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visattn._support.checks import first_line, printable
+from visattn._support.files import regular
+from visattn._support.outside import fault_of, relative
+from visattn.batch.items import Named, refused
 from visattn.errors import ImageError
+from visattn.images.loading import too_large
 
 WILD = "*?["
-
-Found = tuple[str, Path, Callable[[], bytes]]
+LOCAL = "file", "local"
+STORES = (  # others keep copies on this machine, or evaluate what they read: `reference` runs the templates of its file
+    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "hdfs", "webhdfs", "ftp", "sftp", "ssh", "smb"),
+    *("webdav", "webdavs", "github", "http", "https", "memory", "zip", "tar", *LOCAL),
+)
 
 
 def is_remote(source: str) -> bool:
     """Check whether a source is an address that fsspec reads; `load_image` itself reads those of the web."""
     scheme, mark, _ = source.partition("://")
-    return bool(mark) and scheme.lower() not in ("http", "https")
+    return bool(mark) and ("::" in source or scheme.lower() not in ("http", "https"))
 
 
-def remote_files(address: str, endings: Collection[str]) -> list[Found]:
+def local_path(source: str) -> Path | None:
+    """Return the path of `file://PATH`, which is read as every file, or None."""
+    scheme, mark, path = source.partition("://")
+    return Path(path) if mark and scheme.lower() in LOCAL and "::" not in source else None
+
+
+def remote_files(address: str, endings: Collection[str]) -> list[Named]:
     """List the images of a file, a folder with all its subfolders, or a pattern.
 
     Returns:
-        Address, name and a function that returns the content of each, sorted.
+        The images, sorted by address.
 
     Raises:
         ImageError: If there are none, or the file system cannot be read.
@@ -34,27 +47,36 @@ def remote_files(address: str, endings: Collection[str]) -> list[Found]:
     shown = printable(address)
     try:
         if any(letter in path for letter in WILD) and not files.exists(path):
-            found = [(file, PurePosixPath(file).name) for file in files.glob(path) if _is_image(file, endings)]
+            names = {file: PurePosixPath(file).name for file in files.glob(path) if _is_image(file, endings)}
         elif files.isdir(path):
-            every = (file for file in files.find(path) if _is_image(file, endings))
-            found = [(file, str(PurePosixPath(file).relative_to(files._strip_protocol(path) or "."))) for file in every]
+            root = files._strip_protocol(path).strip("/")
+            every = [file for file in files.find(path) if _is_image(file, endings)]
+            names = {
+                file: file.strip("/")[len(root) :].lstrip("/") if file.strip("/").startswith(root) else file for file in every
+            }
         else:
             return [remote_file(address)]
     except Exception as error:  # each file system raises its own
         raise ImageError(f"{shown}: cannot be read ({type(error).__name__}: {first_line(error)}). Check the address.") from error
-    if not found:
+    if not names:
         raise ImageError(f"{shown}: no photos ({', '.join(sorted(endings))}) there. Check the address.")
-    return [(files.unstrip_protocol(file), Path(name), partial(_content, files, file)) for file, name in sorted(found)]
+    return [
+        _named(files.unstrip_protocol(file), names[file], number, partial(_content, files, file))
+        for number, file in enumerate(sorted(names), start=1)
+    ]
 
 
-def remote_file(address: str) -> Found:
-    """Return address, name and content of one file, which is not looked at yet.
+def remote_file(address: str) -> Named:
+    """Return one file, which is not looked at yet."""
+    path = address.partition("::")[0].partition("://")[2]
+    return _named(address, PurePosixPath(path).name, 0, partial(_content_at, address))
 
-    Raises:
-        ImageError: If there is no such file system.
-    """
-    files, path = _opened(address)
-    return address, Path(PurePosixPath(path).name), partial(_content, files, path)
+
+def _named(address: str, name: str, number: int, content: Any) -> Named:  # noqa: ANN401 - a partial
+    if fault := fault_of(name):
+        error = ImageError(f"{printable(address)}: its name {fault}. Rename it.")
+        return refused(address, Path(f"refused_{number:06}"), error)
+    return Named(address, Path(relative(name)), content)
 
 
 def _is_image(file: str, endings: Collection[str]) -> bool:
@@ -62,22 +84,53 @@ def _is_image(file: str, endings: Collection[str]) -> bool:
 
 
 def _opened(address: str) -> tuple[Any, str]:
+    """Open the file system of an address.
+
+    Raises:
+        ImageError: If it is none of those that are read, or cannot be opened.
+    """
     import fsspec
 
+    for link in address.split("::"):
+        scheme, mark, path = link.partition("://")
+        if not mark and link != address and link.isidentifier():
+            scheme, mark = link, "://"
+        if mark and scheme.lower() not in STORES:
+            raise ImageError(
+                f"{printable(address)}: '{printable(scheme)}' is not a file system that is read here. Known: {', '.join(STORES)}."
+            )
+        if link != address and (not mark or scheme.lower() in LOCAL):
+            _check_local(Path(path if mark else link), address)
     try:
         files, path = fsspec.core.url_to_fs(address)
     except ImportError as error:
         raise ImageError(f"{printable(address)}: {first_line(error)}, for example with pip.") from error
-    except ValueError as error:
-        raise ImageError(f"{printable(address)}: {first_line(error)}. Check the address.") from error
+    except Exception as error:  # each file system raises its own
+        raise ImageError(
+            f"{printable(address)}: cannot be opened ({first_line(error) or type(error).__name__}). Check the address."
+        ) from error
     return files, path
 
 
-def _content(files: Any, path: str) -> bytes:  # noqa: ANN401 - a file system of fsspec
+def _check_local(path: Path, address: str) -> None:
     try:
-        content: bytes = files.cat_file(path)
+        regular(path)  # opening a pipe could wait forever
+    except (OSError, ValueError) as error:
+        cause = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ImageError(f"{printable(address)}: {printable(str(path))} cannot be read ({cause}). Check the address.") from error
+
+
+def _content_at(address: str, max_bytes: int) -> bytes:
+    return _content(*_opened(address), max_bytes)
+
+
+def _content(files: Any, path: str, max_bytes: int) -> bytes:  # noqa: ANN401 - a file system of fsspec
+    try:
+        content: bytes = files.cat_file(path, start=0, end=max_bytes + 1)
     except Exception as error:  # each file system raises its own
         raise ImageError(
             f"{printable(files.unstrip_protocol(path))}: cannot be read ({type(error).__name__}: {first_line(error)})."
         ) from error
+    if len(content) > max_bytes:
+        raise too_large(printable(files.unstrip_protocol(path)), max_bytes)
     return content

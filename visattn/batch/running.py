@@ -7,9 +7,13 @@ from typing import NamedTuple
 
 from torch import nn
 
+from visattn._support.files import inside, is_file
+from visattn._support.types import MAX_BYTES
+from visattn.batch.items import Item
 from visattn.batch.journal import Entry, Journal
-from visattn.batch.sources import Batches, Item
+from visattn.batch.sources import Batches
 from visattn.batch.work import Batch, Work, done
+from visattn.errors import OutputError
 
 
 class Outcome(NamedTuple):
@@ -40,6 +44,7 @@ class Ledger:
         journal: Journal,
         batches: Batches,
         told: Callable[[Entry], None] = lambda entry: None,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         """Open a ledger.
 
@@ -48,10 +53,19 @@ class Ledger:
             journal: Journal of the run, in the output folder.
             batches: Batches that are computed. Which images share a batch does not depend on what was done before.
             told: Function that is called with each entry once it is in the journal.
+            max_bytes: Largest size of a file that is read.
         """
         self.outcome = Outcome(0, 0, 0)
         self.spare = journal.path.with_name(f".{journal.path.name}.files")
-        self._items, self._journal, self._batches, self._told = items, journal, batches, told
+        self._items, self._journal, self._batches, self._told, self._max_bytes = items, journal, batches, told, max_bytes
+
+    def first_kept(self) -> tuple[Item, Entry] | None:
+        """Return the first image that an earlier run explained with these settings, and whose results are kept; None if there is none."""
+        for first in self._batches.first(len(self._items)):
+            some = self._items[first : first + self._batches.size]
+            if first in self._journal.comparable and self._is_done(some, first):
+                return some[0], self._journal.known[first]
+        return None
 
     def left(self) -> Iterator[Batch]:
         """Yield the batches that must be computed.
@@ -83,12 +97,15 @@ class Ledger:
             entry = self._journal.known.get(number)
             if entry is None or entry.error or (entry.image, entry.name) != (item.source, item.name):
                 return False
-            if (
-                not all((self._journal.path.parent / output).is_file() for output in entry.outputs)
-                or item.digest() != entry.sha256
-            ):
+            if not all(map(self._is_there, entry.outputs)) or item.digest(self._max_bytes) != entry.sha256:
                 return False
         return not self._gone(first + len(some))
+
+    def _is_there(self, output: str) -> bool:
+        try:
+            return is_file(inside(self._journal.path.parent, output))
+        except OutputError:
+            return False
 
     def _gone(self, number: int) -> list[int]:
         """Return the numbers, from this one to the end of its batch, of images that are not given any more."""

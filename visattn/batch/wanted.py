@@ -12,8 +12,10 @@ from visattn._support.checks import printable
 from visattn._support.files import exists
 from visattn._support.tables import STATISTICS
 from visattn.batch import statistics
+from visattn.batch.items import Item
 from visattn.batch.journal import Journal, entries_of, journals_in
-from visattn.batch.sources import Batches, Item
+from visattn.batch.settings import DECIDES_NOTHING
+from visattn.batch.sources import Batches
 from visattn.errors import OutputError
 
 
@@ -32,7 +34,7 @@ class Wanted:
         drawing: Options of `Explanation.draw`.
     """
 
-    folder: Path
+    folder: Path = field(metadata=DECIDES_NOTHING)
     kind: str
     picture: bool = True
     raw: bool = False

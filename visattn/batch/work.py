@@ -8,7 +8,8 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,14 +19,16 @@ import torch
 from torch import nn
 
 from visattn._support.checks import first_line, printable
-from visattn._support.files import discard, exists, refusal, write_whole
+from visattn._support.files import inside, refusal, write_whole
 from visattn._support.threads import pool
 from visattn.batch import statistics
+from visattn.batch.items import Item
 from visattn.batch.journal import Entry
-from visattn.batch.sources import Item
+from visattn.batch.sampling import sample_of
+from visattn.batch.settings import DECIDES_NOTHING
 from visattn.batch.wanted import Wanted
 from visattn.drawing.pictures import to_png
-from visattn.errors import ImageError, MissingExtra, ModelError, OptionError, ResourceError, VisattnError
+from visattn.errors import ImageError, MissingExtra, ModelError, OptionError, OutputError, ResourceError, VisattnError
 from visattn.evaluation.survey import PhotoNumbers, photo_numbers
 from visattn.images import image_facts
 from visattn.maps import pack_maps, save_map
@@ -96,7 +99,7 @@ class Work:
 
     asked: Asked
     wanted: Wanted
-    threads: int = 2
+    threads: int = field(default=2, metadata=DECIDES_NOTHING)
 
 
 def done(model: nn.Module, batches: Iterable[Batch], work: Work, spare: Path) -> Iterator[list[Entry]]:
@@ -174,7 +177,7 @@ def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
     """Decode and preprocess one image."""
 
     def read() -> tuple[str, Prepared]:
-        photo = item.photo(max_pixels=how.max_pixels, color_profile=how.color_profile)
+        photo = item.photo(**how.reading)
         return image_facts(photo).sha256, prepare_with([photo], model, how)
 
     found = _attempt(read)
@@ -252,16 +255,28 @@ def _write(one: _Answered, wanted: Wanted, spare: Path) -> Entry:
     made = one.answer if isinstance(one.answer, VisattnError) else _attempt(lambda: _made(one, files, wanted))
     if isinstance(made, VisattnError):
         for file in files.values():
-            if exists(wanted.folder / file):
-                discard(wanted.folder / file)
+            _remove(wanted.folder, file)
         return Entry(one.number, item.source, item.name, digest, error=first_line(made))
+    assert isinstance(one.answer, Explanation)  # noqa: S101 - its content was made
     contents, warnings = made
     try:
         for what, file in files.items():
-            _put(wanted.folder / file, contents[what], spare / f"{one.number}{Path(file).suffix}")
+            _put(wanted.folder, file, contents[what], spare / f"{one.number}{Path(file).suffix}")
     except ImageError as error:
         return Entry(one.number, item.source, item.name, digest, error=first_line(error))
-    return Entry(one.number, item.source, item.name, digest, tuple(files.values()), warnings=warnings)
+    return Entry(
+        one.number, item.source, item.name, digest, tuple(files.values()), warnings=warnings, sample=sample_of(one.answer)
+    )
+
+
+def sample_anew(model: nn.Module, item: Item, asked: Asked) -> Sequence[float | None]:
+    """Explain an image alone, and return the sample of its map.
+
+    Raises:
+        VisattnError: If it cannot be explained.
+    """
+    prepared = prepare_with([item.photo(**asked.how.reading)], model, asked.how)
+    return sample_of(explain_prepared(model, prepared, asked.question, seed=asked.seed))
 
 
 def _made(one: _Answered, files: Iterable[str], wanted: Wanted) -> tuple[dict[str, bytes], tuple[str, ...]]:
@@ -300,21 +315,23 @@ def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: W
     }
     for what, file in files.items():
         if good:
-            _put(wanted.folder / file, make[what](), spare / f"batch{Path(file).suffix}")
+            _put(wanted.folder, file, make[what](), spare / f"batch{Path(file).suffix}")
         else:
-            discard(wanted.folder / file)
+            _remove(wanted.folder, file)
     return [entry if entry.error else entry._replace(outputs=(*entry.outputs, *files.values())) for entry in entries]
 
 
-def _put(path: Path, data: bytes, spare: Path) -> None:
+def _put(folder: Path, file: str, data: bytes, spare: Path) -> None:
     """Write a file that is complete or absent; what a kill leaves behind stays among the spare files.
 
     Raises:
-        ImageError: If no file can have this path, which is a fault of one image.
+        ImageError: If no file can have this path, or it leads elsewhere, which is a fault of one image.
         OutputError: If it cannot be written.
         ResourceError: If the disk is full.
     """
     write_whole(spare, data)
+    path = folder / file
+    _own(folder, file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(spare, path)
@@ -324,3 +341,16 @@ def _put(path: Path, data: bytes, spare: Path) -> None:
             raise ImageError(f"{printable(str(path))}: cannot be written ({cause}). Rename the image.") from error
         refused = refusal(error, path)
         raise refused from error
+
+
+def _remove(folder: Path, file: str) -> None:
+    """Remove a file of a former run, if it is one and lies in the folder."""
+    with suppress(ImageError, OSError):
+        _own(folder, file).unlink(missing_ok=True)
+
+
+def _own(folder: Path, file: str) -> Path:
+    try:
+        return inside(folder, file)
+    except OutputError as error:
+        raise ImageError(str(error)) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,7 +37,7 @@ from visattn.errors import OptionError, OutputError, VisattnError, VisattnWarnin
 if TYPE_CHECKING:
     from torch import nn
 
-    from visattn.batch import Asked, Entry, Wanted
+    from visattn.batch import Asked, Entry
 
 
 @click.command("batch", cls=LateCommand, late=method_options, before="mass", spare=True)
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
 @batch_size_option("Images")
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray."
+)
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Go on although settings or the model have changed, and write the change into the journal.",
 )
 @click.option("--shard", help="Compute part I of N, such as 0/4: run the command for each part, on one machine or several.")
 @click.option(
@@ -71,8 +77,8 @@ def batch_command(
 ) -> int:
     """Explain many IMAGES, and write a picture for each.
 
-    IMAGES are files, folders, patterns, lists (.txt, or .csv with a column image), tar files (WebDataset), addresses such as
-    s3://bucket/photos (of fsspec), or file.py:function, which returns a dataset.
+    IMAGES are files, folders, patterns, lists (.txt, or .csv with a column image), tar files (WebDataset) and zip files, addresses such
+    as s3://bucket/photos (of fsspec), or file.py:function, which returns a dataset.
 
     The journal in the folder says what is done. A run that is interrupted goes on if the same command is run again, and images that have
     changed are computed again.
@@ -94,6 +100,8 @@ def batch_command(
     from tqdm import tqdm
 
     from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, check_outputs, items_of, other_lists, run
+    from visattn.batch.same import check_model
+    from visattn.batch.settings import maker, settings_of
     from visattn.pipeline.preprocessing import Preprocessing
 
     items = items_of(images, but=output)
@@ -109,22 +117,24 @@ def batch_command(
     }
     wanted = Wanted(output, kind_of(options), not options["no_pictures"], **products, drawing=drawing)
     asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        refused = refusal(error, output)
-        raise refused from error
     name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
     batches = Batches(options["batch_size"], *shard)
     mine = sum(len(items[first : first + batches.size]) for first in batches.first(len(items)))
-    settings = _settings(options, model, asked, wanted)
+    work = Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
+    settings = settings_of(work, model, options["model"], batches.size)
     with (
-        Journal(output / name, settings) as journal,
+        _made_folder(output),
+        Journal(output / name, settings, maker(model), accept=options["accept_changes"]) as journal,
         tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
     ):
         check_outputs(wanted, items, batches, journal, inputs=[*images, *files_read(options)])
+        for line in journal.damaged:
+            complain(f"{printable(str(output / name))}: line {line} is damaged; its image is computed again")
         telling = _Telling(bar)
-        ledger, work = Ledger(items, journal, batches, telling), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
+        ledger = Ledger(items, journal, batches, telling, options["max_bytes"])
+        for text in check_model(model, ledger, journal, work, accept=options["accept_changes"]):
+            note(quiet, text)
+        journal.start()
         if on_ray:
             from visattn.batch.cluster import Actors, run_on_ray
 
@@ -180,32 +190,22 @@ def _loaded(name: str, **options: Any) -> nn.Module:  # noqa: ANN401
     return unwrapped(load_model(name, **options))
 
 
-def _settings(options: dict[str, Any], model: nn.Module, asked: Asked, wanted: Wanted) -> dict[str, Any]:
-    """Return what decides the files of a run. The engine, the device and the number of threads do not."""
-    from visattn.families import input_spec
-    from visattn.loading.weights import state_digest
-    from visattn.provenance import versions
-
-    spec, target = input_spec(model), asked.question.target
-    steps = [re.sub(r" at 0x\w+", "", str(step)) for step in (*spec.transform, spec.processor)]
-    return {
-        "visattn": versions()["visattn"],
-        "model": printable(options["model"]),
-        "weights": state_digest(model),
-        "input": {**spec.stated(), "interpolation": spec.interpolation, "steps": steps},
-        "method": asked.question.name,
-        "parameters": {name: str(value) for name, value in asked.question.parameters.items()},
-        "target": {field.name: getattr(target, field.name) for field in fields(target)},
-        "preprocessing": {name: str(value) for name, value in {**preparing(options), **reading(options)}.items()},
-        "drawing": {name: str(value) for name, value in wanted.drawing.items()},
-        "pictures": wanted.picture,
-        "maps": wanted.raw,
-        "packed_maps": wanted.packed,
-        "studies": wanted.study,
-        "statistics": wanted.statistics,
-        "batch_size": options["batch_size"],
-        "seed": asked.seed,
-    }
+@contextmanager
+def _made_folder(output: Path) -> Iterator[None]:
+    """Create the output folder; a run that is refused leaves none behind."""
+    missing = [place for place in (output, *output.parents) if not exists(place)]
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refused = refusal(error, output)
+        raise refused from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty: something was written
+            for place in missing:
+                place.rmdir()
+        raise
 
 
 def _write_tables(output: Path, sources: list[str], asked: Asked, quiet: bool) -> None:

@@ -17,7 +17,7 @@ from visattn.pipeline.preprocessing import Preprocessing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_READING = ("max_pixels", "color_profile")
+_READING = ("max_pixels", "max_bytes", "color_profile")
 _PREPARING = ("img_size", "resize", "mean", "std")
 DEFAULT_MODEL = "vit_small_patch14_dinov2.lvd142m"
 

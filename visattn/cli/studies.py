@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".attn"
 _OF_MODELS = (
-    *("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "max_pixels", "color_profile"),
+    *("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "max_pixels", "max_bytes", "color_profile"),
     *("target", "versus", "target_space", "labels", "prompt"),
 )  # options that a study has settled
 

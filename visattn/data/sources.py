@@ -16,21 +16,26 @@ from PIL import Image
 
 from visattn import data
 from visattn._support.checks import printable, suggest, whole_number
+from visattn._support.files import exists
 from visattn._support.typed import typed
-from visattn._support.types import MAX_PIXELS, ColorProfile
+from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
 from visattn.data.shipped import PHOTOS, photo_path
 from visattn.errors import ImageError
 from visattn.images import ImageFacts, as_photo, decode, load_file, stating
+from visattn.images.loading import bounded
 
 SCENE_SIDE = 224  # pixels
 _URL = re.compile(r"(https?):/+(?=[^/])", re.IGNORECASE)  # `Path` folds two slashes into one
 _SECONDS = 10  # timeout for the first answer, and for each part after it
-_LARGEST = 200_000_000  # bytes of a download
 
 
 @typed()
 def load_image(
-    source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+    source: str | os.PathLike[str] | bytes,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    max_bytes: int = MAX_BYTES,
+    color_profile: ColorProfile = "convert",
 ) -> Image.Image:
     """Load a photo as an upright RGB image.
 
@@ -40,9 +45,9 @@ def load_image(
 
     Args:
         source: A path; the content of a file; the URL of an image; `photo:NAME` for a shipped photo (`visattn.data.PHOTOS`); or
-            `scene:N` for scene N of `visattn.data.scenes` with seed 0, 224 pixels wide and high. For a file whose name begins like a
-            scheme, pass `./photo:...`.
+            `scene:N` for scene N of `visattn.data.scenes` with seed 0, 224 pixels wide and high. A name that exists as a file is that file.
         max_pixels: Largest allowed width x height of a file, checked before decoding; at most `visattn.images.LARGEST`.
+        max_bytes: Largest allowed size of a file or a download in bytes; no more is read.
         color_profile: `convert` to sRGB, or `ignore` the profile, as timm's and torchvision's loaders do.
 
     Returns:
@@ -60,10 +65,10 @@ def load_image(
     if named(name):
         scheme, _, rest = name.partition(":")
         return load_file(_photo(rest), **options) if scheme == "photo" else _scene(rest)
-    if _URL.match(name):
+    if _is_url(name):
         address = _URL.sub(r"\1://", name)
-        return decode(_download(address), name=address, **options)
-    return load_file(name, **options)
+        return decode(_download(address, max_bytes), name=address, **options)
+    return load_file(name, max_bytes=max_bytes, **options)
 
 
 def as_image(image: Any) -> Image.Image:  # noqa: ANN401 - a source, or an array or a tensor of any library
@@ -76,8 +81,12 @@ def as_image(image: Any) -> Image.Image:  # noqa: ANN401 - a source, or an array
 
 
 def named(source: str) -> bool:
-    """Check whether a source is `photo:NAME` or `scene:N`, which need no file."""
-    return source.startswith(("photo:", "scene:"))
+    """Check whether a source is `photo:NAME` or `scene:N`, which need no file; what exists as a file is that file."""
+    return source.startswith(("photo:", "scene:")) and not exists(Path(source))
+
+
+def _is_url(source: str) -> bool:
+    return _URL.match(source) is not None and not exists(Path(source))
 
 
 def as_file(source: str | os.PathLike[str]) -> Path:
@@ -85,7 +94,7 @@ def as_file(source: str | os.PathLike[str]) -> Path:
     name = os.fspath(source)
     if named(name):
         return Path(name.removeprefix("photo:").replace(":", "") + ".png")
-    if _URL.match(name):
+    if _is_url(name):
         return Path(urllib.parse.unquote(urllib.parse.urlsplit(_URL.sub(r"\1://", name)).path).rpartition("/")[2] or "image")
     return Path(name)
 
@@ -106,17 +115,16 @@ def _scene(text: str) -> Image.Image:
     return stating(Image.fromarray(pixels), ImageFacts(f"scene:{number}", hashlib.sha256(pixels.tobytes()).hexdigest()))
 
 
-def _download(address: str) -> bytes:
+def _download(address: str, max_bytes: int) -> bytes:
     shown = printable(address)
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
-            content: bytes = answer.read(_LARGEST + 1)
+            return bounded(answer, max_bytes, shown)
+    except ImageError:
+        raise
     except urllib.error.HTTPError as error:
         error.close()
         raise ImageError(f"{shown}: the server answers {error.code} {error.reason}; check the address") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         cause = printable(str(getattr(error, "reason", error))) or type(error).__name__
         raise ImageError(f"{shown}: cannot be reached ({cause}); download the image and pass its file") from error
-    if len(content) > _LARGEST:
-        raise ImageError(f"{shown}: has more than {_LARGEST:,} bytes; download the image and scale it down")
-    return content

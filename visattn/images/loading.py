@@ -14,13 +14,14 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, get_args
+from typing import IO, TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn._support.checks import between, one_of, printable
-from visattn._support.types import MAX_PIXELS, ColorProfile
+from visattn._support.language import option_named
+from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
 from visattn.images import gray
 from visattn.images.formats import foreign
@@ -33,6 +34,7 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
 LARGEST = 178_956_970  # Pillow itself refuses larger images
 BACKGROUND = (255, 255, 255)  # color behind transparent pixels
 _FACTS = "visattn image"
+_PART, _MEGA = 2**24, 10**6  # bytes that are read at once, and in a megabyte
 _SIGNATURES = (
     b"\x89PNG",
     b"\xff\xd8\xff",
@@ -62,7 +64,11 @@ class ImageFacts:
 
 
 def load_file(
-    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+    path: str | os.PathLike[str],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    max_bytes: int = MAX_BYTES,
+    color_profile: ColorProfile = "convert",
 ) -> Image.Image:
     """Load a file as an upright RGB image; see `visattn.load_image`.
 
@@ -71,7 +77,7 @@ def load_file(
         ImageError: If the path is not a file or not an image, or is damaged, too large or unsupported. The message names the file, the
             cause and what to do.
     """
-    return decode(_read(Path(path)), os.fspath(path), max_pixels=max_pixels, color_profile=color_profile)
+    return decode(read_bytes(Path(path), max_bytes), os.fspath(path), max_pixels=max_pixels, color_profile=color_profile)
 
 
 def decode(
@@ -189,7 +195,12 @@ def _scaled(array: NDArray[Any]) -> NDArray[Any]:
     return array * (255 // top)
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a regular file that has no more bytes than the limit.
+
+    Raises:
+        ImageError: If it has more, is no regular file, or cannot be read.
+    """
     name = printable(str(path))
     try:
         mode = path.stat().st_mode
@@ -197,15 +208,40 @@ def _read(path: Path) -> bytes:
             raise ImageError(f"{name}: is a directory; pass the image files in it, for example {name}/*.jpg")
         if not stat.S_ISREG(mode):
             raise ImageError(f"{name}: not a regular file; pass an image file")
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            return bounded(stream, max_bytes, name)
     except FileNotFoundError as error:
         cause = "link to a missing file" if path.is_symlink() else "no such file"
         raise ImageError(f"{name}: {cause}; check the path") from error
     except PermissionError as error:
         raise ImageError(f"{name}: permission denied; check the file's permissions") from error
+    except ImageError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         cause = (getattr(error, "strerror", None) or str(error)).lower()
         raise ImageError(f"{name}: cannot be read ({cause}); check the path") from error
+
+
+def bounded(stream: IO[bytes], max_bytes: int, name: str) -> bytes:
+    """Read a stream to its end, in parts, and no further than the limit.
+
+    Raises:
+        ImageError: If it has more bytes.
+    """
+    parts, left = [], max_bytes + 1
+    while left and (part := stream.read(min(left, _PART))):
+        parts.append(part)
+        left -= len(part)
+    if not left:
+        refused = too_large(name, max_bytes)
+        raise refused
+    return b"".join(parts)
+
+
+def too_large(name: str, max_bytes: int) -> ImageError:
+    """Return the error for a file of more bytes than the limit."""
+    limit = f"{max_bytes / 1e6:,.0f} MB" if max_bytes >= _MEGA else f"{max_bytes:,} bytes"
+    return ImageError(f"{name}: has more than {limit}; check the file, or raise the limit ({option_named('max_bytes')})")
 
 
 class _Quiet:
@@ -242,7 +278,7 @@ def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[
         if width * height > max_pixels:
             raise ImageError(
                 f"{width} x {height} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down, or raise "
-                "the limit (--max-pixels, load_image(max_pixels=))"
+                f"the limit ({option_named('max_pixels')})"
             )
         notes = []
         if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":

@@ -82,9 +82,9 @@ def explain(
             is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in);
             `prompt`, a text whose similarity to the image is explained, for models such as CLIP.
             Options of the preprocessing, see `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `mean`, `std`, `transform`,
-            `color_profile`, `max_pixels`, `rgb`. All others are parameters of the method. A query is text, a pixel `(x, y)` of the upright
-            photo, which selects the patch that covers it, or a tensor with one weight per token. A layer is an index, a dotted name or
-            a module.
+            `color_profile`, `max_pixels`, `max_bytes`, `rgb`. All others are parameters of the method. A query is text, a pixel `(x, y)`
+            of the upright photo, which selects the patch that covers it, or a tensor with one weight per token. A layer is an index, a
+            dotted name or a module.
 
     Returns:
         The explanation; `.overlay()` draws it.

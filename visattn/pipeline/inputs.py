@@ -112,7 +112,7 @@ def prepare(photo: Any, model: nn.Module, **options: Unpack[PreprocessingOptions
             needs an array `(H, W, C)` or `(C, H, W)`.
         model: The model that the pixels are for.
         options: See `Preprocessing`: `resize` (`model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for
-            a classifier, else `fit`), `img_size`, `mean`, `std`, `transform`, `color_profile`, `max_pixels`, `rgb`.
+            a classifier, else `fit`), `img_size`, `mean`, `std`, `transform`, `color_profile`, `max_pixels`, `max_bytes`, `rgb`.
 
     Returns:
         Pixels, photo and geometry.
@@ -154,7 +154,7 @@ def read(image: Any, how: Preprocessing) -> Any:  # noqa: ANN401
     """Load the image that a source names; return an image or array unchanged."""
     image = image_of(image)
     if isinstance(image, (str, os.PathLike, bytes)):
-        return load_image(image, max_pixels=how.max_pixels, color_profile=how.color_profile)
+        return load_image(image, **how.reading)
     return image
 
 

@@ -12,8 +12,16 @@ from visattn._support.checks import one_of
 from visattn._support.options import option
 from visattn._support.reprs import brief
 from visattn._support.typed import check_types
-from visattn._support.types import MAX_PIXELS, ColorProfile, Resize
+from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile, Resize
 from visattn.errors import OptionError
+
+
+class ReadingOptions(TypedDict):
+    """Options of `visattn.load_image`."""
+
+    max_pixels: int
+    max_bytes: int
+    color_profile: ColorProfile
 
 
 class PreprocessingOptions(TypedDict, total=False):
@@ -26,6 +34,7 @@ class PreprocessingOptions(TypedDict, total=False):
     transform: Callable[..., Any] | None
     color_profile: ColorProfile
     max_pixels: int
+    max_bytes: int
     rgb: Sequence[int] | None
 
 
@@ -44,6 +53,7 @@ class Preprocessing:
             processor of Hugging Face, or the weights of a torchvision model. It must crop, resize and normalize, and nothing else.
         color_profile: `convert` a file's colors to sRGB, or `ignore` its profile; has no effect on PIL images and arrays.
         max_pixels: Largest allowed width x height of a file; checked before the file is decoded.
+        max_bytes: Largest allowed size of a file in bytes; no more is read.
         rgb: Channels of an array to draw as red, green and blue, if the model takes more than three; by default the first three.
 
     Raises:
@@ -61,9 +71,15 @@ class Preprocessing:
     transform: Callable[..., Any] | None = None
     color_profile: ColorProfile = option("convert", "Treatment of the photo's ICC profile: convert (to sRGB) or ignore.")
     max_pixels: int = option(MAX_PIXELS, "Refuse photos with more pixels than this.", least=1)
+    max_bytes: int = option(MAX_BYTES, "Refuse files and members of archives with more bytes than this.", least=1)
     rgb: Sequence[int] | None = None  # no command-line option: files have only three channels
 
     __repr__ = brief
+
+    @property
+    def reading(self) -> ReadingOptions:
+        """Options of `visattn.load_image`."""
+        return {"max_pixels": self.max_pixels, "max_bytes": self.max_bytes, "color_profile": self.color_profile}
 
     def __post_init__(self) -> None:
         """Check types and names; ranges are checked where the values are used.

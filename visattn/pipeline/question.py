@@ -34,7 +34,7 @@ class Question:
     """
 
     name: str
-    method: Method | None
+    method: Method | None = field(metadata={"decides": False})  # it follows from the name
     parameters: Mapping[str, Any]
     target: Target = field(default_factory=Target)
     among: tuple[str, ...] = ()

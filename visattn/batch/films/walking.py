@@ -55,7 +55,7 @@ class Walk:
             ImageError: If it cannot be read.
         """
         self.path, self.rate, self.lost, self.hdr, self._steps = Path(source), rate or _RATE, 0, False, steps
-        self.photo = load_image(source, max_pixels=how.max_pixels, color_profile=how.color_profile)
+        self.photo = load_image(source, **how.reading)
 
     def frames(self) -> Iterator[Frame]:
         """Yield the photo once for each step."""

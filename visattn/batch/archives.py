@@ -1,0 +1,177 @@
+"""Images in tar and zip files. The libraries of Python read them; names and sizes of members are checked."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path, PurePosixPath
+
+from visattn._support.checks import first_line, printable
+from visattn._support.files import regular
+from visattn._support.outside import fault_of, relative
+from visattn.batch.items import Named, refused
+from visattn.errors import ImageError
+from visattn.images import FORMATS
+from visattn.images.folders import endings_of_photos
+from visattn.images.loading import bounded, too_large
+
+PACKED = ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"
+ARCHIVES = ".tar", ".zip"
+_OPEN = 8  # zip files that stay open
+_ENCRYPTED = 0x1
+_UNIX = 16  # bits before the mode in a zip file
+
+
+def in_archive(file: Path) -> Iterator[Named]:
+    """Yield the images of a tar or zip file, in its order. A member that cannot be read is one image that fails.
+
+    Raises:
+        ImageError: If there are none, or the file cannot be opened.
+    """
+    count = 0
+    for image in _of_tar(file) if file.suffix.lower() == ".tar" else _of_zip(file):
+        count += 1
+        yield image
+    if not count:
+        raise ImageError(f"{printable(str(file))}: no photos ({', '.join(FORMATS)}) in this archive. Pass another.")
+
+
+class _Members:
+    """Names of the members so far, of which each may occur once."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._number, self._endings = file, 0, endings_of_photos()
+        self.names: set[str] = set()
+
+    def is_photo(self, name: str) -> bool:
+        path = PurePosixPath(name[-_SHOWN:])
+        return path.suffix.lower() in self._endings and not path.name.startswith(".")
+
+    def admitted(self, name: str, fault: str | None) -> tuple[str, Path, ImageError | None]:
+        """Return source and name of a member, and the error if it is refused."""
+        self._number += 1
+        fault = fault or (f"its name {why}" if (why := fault_of(name)) else None)
+        if fault is None and name in self.names:
+            fault = "is in the archive twice"
+        self.names.add(name)
+        source = f"{self._file}/{name if len(name) <= _SHOWN else f'...{name[-_SHOWN:]}'}"
+        if fault is None:
+            return source, Path(self._file.stem, *relative(name).parts), None
+        error = ImageError(f"{printable(source)}: {fault}. Make the archive again without it.")
+        return source, Path(self._file.stem, f"refused_{self._number:06}"), error
+
+
+_SHOWN = 300  # letters of a name in messages
+
+
+def _of_tar(file: Path) -> Iterator[Named]:
+    shown, members = printable(str(file)), _Members(file)
+    places: dict[str, int] = {}
+    position = None
+    try:
+        with tarfile.open(regular(file), "r:") as archive:
+            for member in archive:
+                position = archive.offset
+                if member.isreg():
+                    places[member.name] = member.offset
+                if member.isdir() or not members.is_photo(member.name):
+                    continue
+                target = member.linkname if member.islnk() else member.name
+                lost = "is a link to a member that is not there" if member.islnk() else "is a link or a special file"
+                source, name, why = members.admitted(member.name, None if target in places else lost)
+                yield (
+                    refused(source, name, why) if why else Named(source, name, partial(_tar_member, file, places[target], target))
+                )
+            position = archive.offset
+        whole = _ends(file, position)
+    except Exception as error:  # tarfile raises many types for damaged headers
+        if position is None and not members.names:
+            raise ImageError(f"{shown}: is no tar file, or damaged ({first_line(error)}). Make it again.") from error
+        whole = False
+    if not whole:  # tarfile itself takes a damaged header for the end
+        damaged = ImageError(f"{shown}: is damaged, or cut off, after {len(members.names)} images. Make it again.")
+        yield refused(str(file), Path(file.stem, "damaged"), damaged)
+
+
+def _ends(file: Path, position: int) -> bool:
+    with file.open("rb") as stream:
+        stream.seek(position)
+        return stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+
+
+def _tar_member(file: Path, offset: int, name: str, max_bytes: int) -> bytes:
+    """Read the member whose header lies at an offset. Any thread and any process can do so."""
+    shown = f"{printable(str(file))}/{printable(name)}"
+    try:
+        with regular(file).open("rb") as stream:
+            stream.seek(offset)
+            with tarfile.open(fileobj=stream, mode="r:") as archive:
+                member = archive.next()
+                content = None if member is None or member.name != name else archive.extractfile(member)
+                if member is None or content is None:
+                    raise ImageError(f"{shown}: is not there any more. Run the command again.")
+                if member.size > max_bytes:
+                    raise too_large(shown, max_bytes)
+                return bounded(content, max_bytes, shown)
+    except ImageError:
+        raise
+    except Exception as error:
+        raise _unread(shown, error) from error
+
+
+def _of_zip(file: Path) -> Iterator[Named]:
+    members = _Members(file)
+    try:
+        infos = _opened(file).infolist()
+    except Exception as error:
+        raise ImageError(f"{printable(str(file))}: is no zip file, or damaged ({first_line(error)}). Make it again.") from error
+    for number, info in enumerate(infos):
+        if info.is_dir() or not members.is_photo(info.orig_filename):
+            continue
+        mode = stat.S_IFMT(info.external_attr >> _UNIX)
+        fault = (
+            "is encrypted"
+            if info.flag_bits & _ENCRYPTED
+            else None
+            if mode in (0, stat.S_IFREG)
+            else "is a link or a special file"
+        )
+        source, name, why = members.admitted(info.orig_filename, fault)
+        yield refused(source, name, why) if why else Named(source, name, partial(_zip_member, file, number, info.filename))
+
+
+def _zip_member(file: Path, number: int, name: str, max_bytes: int) -> bytes:
+    shown = f"{printable(str(file))}/{printable(name)}"
+    try:
+        archive = _opened(file)
+        info = archive.infolist()[number]
+        if info.filename != name:
+            raise ImageError(f"{shown}: is not there any more. Run the command again.")
+        if info.file_size > max_bytes:
+            raise too_large(shown, max_bytes)
+        with archive.open(info) as content:
+            return bounded(content, max_bytes, shown)
+    except ImageError:
+        raise
+    except Exception as error:
+        raise _unread(shown, error) from error
+
+
+def _opened(file: Path) -> zipfile.ZipFile:
+    """Return a zip file that several threads may read; it is opened again if it was replaced."""
+    facts = regular(file).stat()
+    return _opened_as(file, facts.st_ino, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(_OPEN)
+def _opened_as(file: Path, *_facts: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(file)
+
+
+def _unread(shown: str, error: Exception) -> ImageError:
+    if isinstance(error, OSError) and error.errno is not None:
+        return ImageError(f"{shown}: cannot be read ({(error.strerror or str(error)).lower()}). Check the archive.")
+    return ImageError(f"{shown}: cannot be read ({first_line(error) or type(error).__name__}). Make the archive again.")
