@@ -159,10 +159,21 @@ def check_own(folder: Path, files: Collection[str], folders: Collection[str] = (
             if _must_be(item, stat.S_IFREG).st_nlink > 1:
                 raise OutputError(f"{printable(str(item))}: is hard-linked, so another file would change too; copy the folder")
         elif any(item.match(pattern) for pattern in folders):
-            _must_be(item, stat.S_IFDIR)
-            for place, inner, names in os.walk(item):
-                for name in (*inner, *names):
-                    _must_be(Path(place, name), stat.S_IFREG, stat.S_IFDIR)
+            check_own_folder(item)
+
+
+def check_own_folder(folder: Path) -> None:
+    """Check, before writing in a folder of ours that may be there already, that it is a folder with nothing but files and folders.
+
+    Raises:
+        OutputError: If it or something in it is a link, a pipe or another special file.
+    """
+    if not os.path.lexists(folder):
+        return
+    _must_be(folder, stat.S_IFDIR)
+    for place, inner, names in os.walk(folder):
+        for name in (*inner, *names):
+            _must_be(Path(place, name), stat.S_IFREG, stat.S_IFDIR)
 
 
 def _must_be(path: Path, *kinds: int) -> os.stat_result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -13,6 +14,7 @@ from importlib import import_module
 import click
 
 from visattn._support.checks import printable
+from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
@@ -52,11 +54,24 @@ _COUNTING = "triton._C.libtriton"  # counts its objects at exit, and prints thos
 _COLLECT = 10_000  # objects between two garbage collections: the imports make a million objects, and all of them stay
 
 
+_ENDING = signal.SIGTERM, signal.SIGHUP
+_ended: list[int] = []  # signals that ended the command
+
+
+def _end(number: int, _frame: object) -> None:
+    """End the command as Ctrl-C does, so that no temporary file stays."""
+    _ended.append(number)
+    raise KeyboardInterrupt
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     if arguments is None:  # the process runs this command alone
         gc.set_threshold(_COLLECT)
+        for number in _ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores one
+                signal.signal(number, _end)
     debug = "--debug" in given
     silence("-q" in given or "--quiet" in given)
     for stream in (sys.stdout, sys.stderr):
@@ -67,7 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
     warnings.simplefilter("always", VisattnNote)
-    code = _run(given, debug)
+    with in_shell():
+        code = _run(given, debug)
     if arguments is None and _COUNTING not in sys.modules:
         gc.freeze()  # no search for garbage at exit
     sys.exit(code)
@@ -99,7 +115,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         _drop_output()
         return 141
     except (KeyboardInterrupt, click.Abort):
-        return 130
+        return 128 + (_ended[0] if _ended else signal.SIGINT)
     except MemoryError:
         complain("out of memory; choose a smaller --img-size")
         return 5

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import check_output
+from visattn._support.files import check_output, check_own_folder
 from visattn._support.types import Criterion, Layout
 from visattn.cli.late import Command
 from visattn.cli.numbers import numbers_of
@@ -117,6 +117,7 @@ def embed_command(
     if options["masks"]:
         told["masks"] = masks_of(items, options["masks"])
     states = target.with_name(target.name + _STATES)
+    check_own_folder(states)
     space, *others = [
         _gathered(name, weights, options, photos, heads, {**told, "keep": states / place})
         for name, weights, place in (

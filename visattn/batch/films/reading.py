@@ -21,6 +21,7 @@ from visattn.images.profiles import to_srgb
 
 _ANIMATED = ".gif", ".webp", ".png", ".apng"
 _USUAL = Fraction(25)  # frames a second of a film that does not state them
+_END = 2**16  # bytes at the end of a GIF, of which the last ones may be zeros
 _HIGH = 720  # rows from which colors are those of BT.709 if a film does not state them
 _HDR = 16, 18  # transfer functions as FFmpeg numbers them: PQ and HLG
 _MILLISECONDS = 1000
@@ -115,7 +116,7 @@ class Film:
                 for frame in ImageSequence.Iterator(animation):
                     yield at, self._on_white(frame)
                     at += Fraction(str(frame.info.get("duration") or _MILLISECONDS / _USUAL)) / _MILLISECONDS
-                self.lost = int(animation.format == "GIF" and not self.path.read_bytes().rstrip(b"\0").endswith(b";"))
+                self.lost = int(animation.format == "GIF" and not _end_of(self.path).rstrip(b"\0").endswith(b";"))
         except ImageError:
             raise
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -150,16 +151,28 @@ class Film:
                     self.lost += 1
                     continue
                 for frame in decoded:
+                    self._check_size(frame.width, frame.height)
                     self.hdr |= int(frame.color_trc) in _HDR
                     stated = None if frame.pts is None else Fraction(frame.pts) * Fraction(frame.time_base or stream.time_base)
                     if stated is None or (at is not None and stated <= at):
                         stated = Fraction(0) if at is None else at + 1 / self.rate
                     at = stated
-                    yield at, _upright(frame)
+                    try:
+                        image = _upright(frame)
+                    except (av.error.FFmpegError, ValueError):  # pixels of a kind that cannot be converted
+                        self.lost += 1
+                        continue
+                    yield at, image
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(max(path.stat().st_size - _END, 0))
+        return stream.read(_END)
 
 
 class _Opened:
-    """Container of a film and its first stream of pictures, as a context."""
+    """Container of a film and its first stream of pictures that can be decoded, as a context."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,10 +187,14 @@ class _Opened:
         except (av.error.FFmpegError, OSError, ValueError) as error:
             self._file.close()
             raise ImageError(f"{name}: is no film, or damaged or cut off ({first_line(error)}). Check the download.") from error
-        if not self._container.streams.video:
+        streams = [stream for stream in self._container.streams.video if stream.codec_context is not None]
+        films = [stream for stream in streams if not stream.disposition & av.stream.Disposition.attached_pic] or streams
+        if not films:
+            stated = bool(self._container.streams.video)
             self.__exit__()
-            raise ImageError(f"{name}: has no pictures. Pass a film.")
-        return self._container, self._container.streams.video[0]
+            why = "its pictures have no decoder here; convert it to H.264" if stated else "has no pictures. Pass a film"
+            raise ImageError(f"{name}: {why}.")
+        return self._container, films[0]
 
     def __exit__(self, *_error: object) -> None:
         self._container.close()
