@@ -25,9 +25,8 @@ _DEEPEST = 20  # nesting of objects and lists in a field of any content
 
 Whole = Annotated[int, Meta(ge=-SIDE, le=SIDE)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Number = (
-    Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]
-)  # integers stay integers
+_Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Number = _Integer | Annotated[float, Meta(gt=-LARGEST, lt=LARGEST)]  # integers stay integers
 Share = Annotated[float, Meta(ge=0, le=1)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
@@ -43,7 +42,7 @@ _WORDS = {
 
 
 class _Nothing(TypedDict):
-    """Names of `Free`."""
+    """No names."""
 
 
 class Free(dict[str, Any]):
@@ -75,25 +74,16 @@ def decoded(content: Content, kind: type[T], name: str = "", *, most: int = MOST
     except msgspec.ValidationError as error:
         raise ValueError(_in_words(error, name)) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        value = _by_python(content, name)
-    if not lax:
-        raise ValueError(f"{name} must be valid JSON, got NaN, infinity or half a character".strip())
-    return converted(value, kind, name)
-
-
-def _by_python(content: Content, name: str) -> Any:  # noqa: ANN401 - JSON
-    """Decode JSON with its extensions in Python, whose errors name the line.
-
-    Raises:
-        ValueError: If it is no JSON, or nested too deeply.
-    """
+        pass
     try:
-        return json.loads(content if isinstance(content, str) else bytes(content))
+        value = json.loads(content if isinstance(content, str) else bytes(content))  # its errors name the line
     except RecursionError as error:
         raise ValueError(f"{name} is nested too deeply".strip()) from error
     except ValueError as error:
-        cause = str(error)
-        raise ValueError(f"{name} must be valid JSON, got an error ({cause[:1].lower()}{cause[1:]})".strip()) from error
+        raise ValueError(f"{name} must be valid JSON, got an error ({str(error)[:1].lower()}{str(error)[1:]})".strip()) from error
+    if not lax:
+        raise ValueError(f"{name} must be valid JSON, got NaN, infinity or half a character".strip())
+    return converted(value, kind, name)
 
 
 def converted(value: Any, kind: type[T], name: str = "") -> T:  # noqa: ANN401 - JSON

@@ -35,10 +35,6 @@ LARGEST = 2048  # side of an input in pixels
 _Side = Annotated[int, Meta(ge=1, le=LARGEST)]
 
 
-class _Head(TypedDict):
-    format: Annotated[int, Meta(ge=1)]
-
-
 class _Encoder(TypedDict):
     """A `Blueprint` without classes."""
 
@@ -145,16 +141,12 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise WeightsError(
             f"{shown}: cannot be read ({printable(str(error))}); pass a folder written by visattn train."
         ) from error
-    try:
-        made_for = converted(told, _Head)["format"]
-    except ValueError as error:
-        raise WeightsError(
-            f"{shown}: does not describe a network of visattn ({error}); pass a folder written by visattn train."
-        ) from error
-    if made_for > FORMAT:
+    if not isinstance(told, dict) or type(told.get("format")) is not int or told["format"] < 1:
+        raise WeightsError(f"{shown}: does not describe a network of visattn; pass a folder written by visattn train.")
+    if told["format"] > FORMAT:
         made = brief(told.get("made_by"))
         raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
-    return dict(told)
+    return told
 
 
 def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:  # noqa: ANN401 - of JSON
