@@ -69,6 +69,17 @@ def test_only_one_module_imports_opencv() -> None:
     assert [path.name for path in FILES if "import cv2  # noqa" in path.read_text()] == ["opencv.py"]
 
 
+def test_one_module_reads_json() -> None:
+    others = {  # what they read is their own text, or not yet moved
+        "training/config.py",
+        "cli/stats.py",
+        "batch/journal.py",
+        "loading/transformers_models.py",
+    }
+    readers = {str(path.relative_to(ROOT / "visattn")) for path in FILES if re.search(r"\bjson\.loads?\b", path.read_text())}
+    assert readers <= others | {"_support/json_files.py"}
+
+
 def test_every_error_has_an_exit_code_and_a_builtin_base() -> None:
     classes = [item for item in vars(visattn.errors).values() if isinstance(item, type) and issubclass(item, VisattnError)]
     assert {error.exit_code for error in classes} <= {1, 2, 3, 4, 5}

@@ -8,7 +8,7 @@ photo (a crop), reach outside it (padding) or be squashed (both sides scaled by 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ class Geometry:
             raise ShapeError(f"sides of photo, input and window must be positive, got {self}. Check the crop.")
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Geometry:
+    def from_dict(cls, data: Mapping[str, Any]) -> Geometry:
         """Build a geometry from the dictionary of `dataclasses.asdict`, which may have been stored as JSON."""
         return cls(tuple(data["photo"]), tuple(data["input"]), Box(*data["window"]), data["rule"])
 

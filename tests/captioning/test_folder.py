@@ -147,35 +147,35 @@ DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
     "classifier": ({"kind": ...}, "holds a classifier, not a captioner. Pass a folder that `visattn train caption` wrote"),
     "newer": ({"format": 2, "made_by": "99.1"}, "made by visattn 99.1, needs >= 99.1; upgrade visattn"),
     "no-format": ({"format": ...}, "does not describe a network of visattn"),
-    "no-words": ({"words": ...}, "'words' is missing or wrong"),
-    "empty-words": ({"words": []}, "'words' is missing or wrong"),
-    "words-in-one-string": ({"words": "a red disc"}, "'words' is missing or wrong"),
-    "words-not-strings": ({"words": ["<end>", "<unknown>", 3, None, "a", "b"]}, "'words' is missing or wrong"),
-    "a-word-twice": ({"words": ["<end>", "<unknown>", "a", "a", "b", "c"]}, "'words' is missing or wrong"),
+    "no-words": ({"words": ...}, "is damaged (words"),
+    "empty-words": ({"words": []}, "is damaged (words"),
+    "words-in-one-string": ({"words": "a red disc"}, "is damaged (words"),
+    "words-not-strings": ({"words": ["<end>", "<unknown>", 3, None, "a", "b"]}, "is damaged (words"),
+    "a-word-twice": ({"words": ["<end>", "<unknown>", "a", "a", "b", "c"]}, "is damaged (words"),
     "end-not-first": ({"words": ["<unknown>", "<end>", "a", "b", "c", "d"]}, "does not begin with <end> and <unknown>"),
     "more-words": ({"words": [*WORDS, "dog"]}, "embed.weight"),
     "fewer-words": ({"words": WORDS[:-1]}, "embed.weight"),
     "another-attention": ({"attention": "hard", "attention_dim": 0}, "look.feature.bias"),
     "no-attention": ({"attention": "uniform"}, "look"),
-    "unknown-attention": ({"attention": ["soft"]}, "'attention' is missing or wrong"),
+    "unknown-attention": ({"attention": ["soft"]}, "is damaged (attention"),
     "no-coordinates": ({"coordinates": False}, "column"),
-    "coordinates-a-number": ({"coordinates": 1}, "'coordinates' is missing or wrong"),
+    "coordinates-a-number": ({"coordinates": 1}, "is damaged (coordinates"),
     "hidden-dim": ({"hidden_dim": 13}, "first_c.bias"),
-    "hidden-dim-0": ({"hidden_dim": 0}, "'hidden_dim' is missing or wrong"),
-    "embedding-below-0": ({"embed_dim": -7}, "'embed_dim' is missing or wrong"),
-    "embedding-a-boolean": ({"embed_dim": True}, "'embed_dim' is missing or wrong"),
-    "dropout": ({"dropout": 2.0}, "'dropout' is missing or wrong"),
-    "dropout-nan": ({"dropout": float("nan")}, "'dropout' is missing or wrong"),
-    "temperature": ({"temperature": 0}, "'temperature' is missing or wrong"),
-    "unknown-first": ({"first": "none"}, "'first' is missing or wrong"),
+    "hidden-dim-0": ({"hidden_dim": 0}, "is damaged (hidden_dim"),
+    "embedding-below-0": ({"embed_dim": -7}, "is damaged (embed_dim"),
+    "embedding-a-boolean": ({"embed_dim": True}, "is damaged (embed_dim"),
+    "dropout": ({"dropout": 2.0}, "is damaged (dropout"),
+    "dropout-nan": ({"dropout": float("nan")}, "is damaged (dropout"),
+    "temperature": ({"temperature": 0}, "is damaged (temperature"),
+    "unknown-first": ({"first": "none"}, "is damaged (first"),
     "another-first": ({"first": "learned"}, "first_c"),
-    "no-encoder": ({"encoder": ...}, "'encoder' is missing or wrong"),
-    "encoder-a-name": ({"encoder": "visattn_local_features"}, "'encoder' is missing or wrong"),
+    "no-encoder": ({"encoder": ...}, "is damaged (encoder"),
+    "encoder-a-name": ({"encoder": "visattn_local_features"}, "is damaged (encoder"),
     "sha256": ({"sha256": "0" * 64}, "its sha256 differs"),
     "format-a-boolean": ({"format": True}, "does not describe a network of visattn"),
-    "hidden-dim-too-large": ({"hidden_dim": 10**400}, "'hidden_dim' is missing or wrong"),
-    "temperature-too-large": ({"temperature": 10**400}, "'temperature' is missing or wrong"),
-    "dropout-infinite": ({"dropout": float("inf")}, "'dropout' is missing or wrong"),
+    "hidden-dim-too-large": ({"hidden_dim": 10**400}, "is damaged (hidden_dim"),
+    "temperature-too-large": ({"temperature": 10**400}, "is damaged (temperature"),
+    "dropout-infinite": ({"dropout": float("inf")}, "is damaged (dropout"),
 }
 
 
@@ -193,7 +193,7 @@ def test_wrong_facts_are_refused(folder: Path, values: dict[str, Any], message: 
 )
 def test_wrong_encoder_facts_are_refused(folder: Path, value: dict[str, Any]) -> None:
     encoder = json.loads((folder / "model.json").read_text())["encoder"]
-    with pytest.raises(WeightsError, match=f"'{next(iter(value))}' is missing or wrong"):
+    with pytest.raises(WeightsError, match=rf"is damaged \({next(iter(value))}"):
         load(changed(folder, encoder=encoder | value))
 
 

@@ -169,7 +169,7 @@ def fewer(folder: Path) -> None:
         (lambda folder: (folder / "model.json").write_text("{"), r"model\.json: cannot be read"),
         (lambda folder: (folder / "model.json").write_bytes(b"\xff"), r"model\.json: cannot be read"),
         (lambda folder: (folder / "model.json").write_text("[]"), r"model\.json: does not describe a network of visattn"),
-        (lambda folder: (folder / "model.json").write_text('{"format": 1}'), r"model\.json: is damaged, 'model' is missing"),
+        (lambda folder: (folder / "model.json").write_text('{"format": 1}'), r"model\.json: is damaged \(model is missing\)"),
         (lambda folder: change(folder, format=2, made_by="9.9"), r"model\.json: made by visattn 9\.9, needs >= 9\.9; upgrade"),
     ],
 )

@@ -30,7 +30,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "facts of a network": (FACTS, lambda path: read_facts(path.parent)),
     "configuration": ("run.toml", lambda path: config.read_config(path)),
     "state": ("state.json", lambda path: checkpoints.read(path.parent)),
-    "comparison": ("told.json", lambda path: comparison._json(path)),
+    "comparison": ("told.json", lambda path: comparison._read(path, dict)),
     "captions": ("captions.jsonl", lambda path: load_captions(str(path), "train")),
 }
 

@@ -316,10 +316,10 @@ def test_wide_baseline_run_of_another_size_is_not_reused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("spoilt", "told"),
     [
-        ({"accuracy": 81.0}, "must hold an accuracy from 0 to 1, a finite loss and a speed, got"),
-        ({"loss": math.nan}, "must hold an accuracy from 0 to 1, a finite loss"),
-        ({"images_per_second": -1}, "a finite loss and a speed, got"),
-        ({"steps": None}, "must hold accuracy, loss, images_per_second, parameters, steps as numbers, got"),
+        ({"accuracy": 81.0}, r"accuracy must be a number <= 1\.0"),
+        ({"loss": math.nan}, "loss must be a number >= "),
+        ({"images_per_second": -1}, r"images_per_second must be a number >= 0\.0"),
+        ({"steps": None}, "steps must be a whole number, got null"),
     ],
 )
 def test_impossible_results_are_refused(tmp_path: Path, spoilt: dict[str, Any], told: str) -> None:
@@ -327,7 +327,9 @@ def test_impossible_results_are_refused(tmp_path: Path, spoilt: dict[str, Any], 
         compared(tmp_path, Trainer(**spoilt))
 
 
-@pytest.mark.parametrize(("content", "told"), [("{", "cannot be read"), ("[1]", "must hold a JSON object, got a list")])
+@pytest.mark.parametrize(
+    ("content", "told"), [("{", "cannot be read"), ("[1]", r"cannot be read \(must be an object, got a list\)")]
+)
 def test_a_damaged_result_is_refused_by_name(tmp_path: Path, content: str, told: str) -> None:
     compared(tmp_path, Trainer(), ("se",), 1)
     (tmp_path / "se" / "seed0" / "result.json").write_text(content)

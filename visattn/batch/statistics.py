@@ -8,19 +8,45 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from visattn._support.checks import printable
+from visattn._support.checks import first_line, printable
+from visattn._support.json_files import Finite, Free, Number, decoded
 from visattn._support.tables import without_nan
 from visattn._support.types import Resize
 from visattn.batch.journal import entries_of, journals_in
 from visattn.errors import OutputError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
+from visattn.maps.schema import ProvenanceFacts
 from visattn.provenance import Provenance
 
 FOLDER = "statistics"
+
+
+class _RowNames(TypedDict):
+    photo: str
+    sinks: Number | None
+
+
+class _Row(Free):
+    known = _RowNames
+
+
+class _Layer(TypedDict):
+    names: list[str]
+    heads: list[list[Number | None]]
+    whole: tuple[Number | None, Number | None]
+    beside: tuple[Number | None, Number | None, Number | None]
+
+
+class _Photo(TypedDict):
+    photo: _Row
+    layers: dict[str, _Layer]
+    gates: list[tuple[str, str, dict[str, Finite]]]
+    left_out: list[tuple[str, str]]
+    provenance: ProvenanceFacts
 
 
 def file_of(first: int) -> str:
@@ -75,22 +101,28 @@ def collected(folder: Path, sources: Sequence[str], seed: int, resize: Resize = 
     survey, shown = Survey(seed=seed, resize=resize), {printable(source) for source in sources}
     for file in (folder / name for name in sorted(named)):
         try:
-            for told in json.loads(file.read_text()):
+            for told in decoded(file.read_bytes(), list[_Photo], "the file", lax=True):
                 if told["photo"]["photo"] in shown:
                     survey.enter(_numbers(told))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise OutputError(f"{printable(str(file))}: is damaged. Remove it and run the command again.") from error
+        except (OSError, ValueError, TypeError) as error:  # TypeError: an unknown name in the provenance
+            raise OutputError(
+                f"{printable(str(file))}: is damaged ({first_line(error)}). Remove it and run the command again."
+            ) from error
     return survey
 
 
-def _numbers(told: dict[str, Any]) -> PhotoNumbers:
-    layers = {
-        name: LayerNumbers(one["names"], *(np.array(one[part], dtype=np.float64) for part in ("heads", "whole", "beside")))
-        for name, one in told["layers"].items()
-    }
+def _numbers(told: _Photo) -> PhotoNumbers:
+    layers = {name: _layer(one) for name, one in told["layers"].items()}
     gates = {(layer, role): numbers for layer, role, numbers in told["gates"]}
     left_out = [(why, layer) for why, layer in told["left_out"]]
     return PhotoNumbers(told["photo"], layers, gates, left_out, Provenance.from_dict(told["provenance"]))
+
+
+def _layer(told: _Layer) -> LayerNumbers:
+    heads, names = np.array(told["heads"], dtype=np.float64), told["names"]
+    if heads.shape != (len(heads), len(names)):
+        raise ValueError(f"each head must have {len(names)} numbers")
+    return LayerNumbers(names, heads, *(np.array(part, dtype=np.float64) for part in (told["whole"], told["beside"])))
 
 
 def _lists(layer: LayerNumbers) -> dict[str, Any]:

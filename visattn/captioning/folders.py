@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
+from msgspec import Meta
 
 from visattn._support.checks import printable
+from visattn._support.json_files import Share, converted
 from visattn._support.own_code import is_function
 from visattn._support.reprs import brief
 from visattn.captioning.encoders import Shape, encoder
@@ -20,11 +22,28 @@ from visattn.loading.folders import read_blueprint, read_facts, read_weights, wr
 from visattn.loading.limits import no_larger_than
 from visattn.loading.translation import fill
 from visattn.loading.weights import FACTS
-from visattn.models.show_attend_tell import ATTENTIONS, FIRSTS, Attention, First, ShowAttendTell
+from visattn.models.show_attend_tell import Attention, First, ShowAttendTell
 from visattn.provenance import Provenance
 
 KIND = "captioner"
-_LEAST = {"embed_dim": 1, "hidden_dim": 1, "attention_dim": 0}
+_Width = Annotated[int, Meta(ge=1, lt=2**16)]
+
+
+class _Captioner(TypedDict):
+    """A `CaptionerBlueprint`."""
+
+    encoder: dict[str, Any]
+    words: Annotated[tuple[str, ...], Meta(min_length=len(SPECIAL))]
+    layer: str
+    attention: Attention
+    embed_dim: _Width
+    hidden_dim: _Width
+    attention_dim: Annotated[int, Meta(ge=0, lt=2**16)]
+    dropout: Share
+    word_dropout: Share
+    coordinates: bool
+    temperature: Annotated[float, Meta(gt=0, le=1e9)]
+    first: NotRequired[First]  # older captioners do not state it
 
 
 @dataclass(frozen=True)
@@ -160,24 +179,13 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
 
 
 def _read(described: dict[str, Any], shown: str) -> CaptionerBlueprint:
-    own: dict[str, Any] = {name: described.get(name) for name in CaptionerBlueprint.__dataclass_fields__ if name != "encoder"}
-    words = own["words"]
-    own["first"] = described.get("first", "mean")  # older captioners do not state it
-    numbers = {name: type(own[name]) in (int, float) for name in ("dropout", "word_dropout", "temperature")}
-    fits = {
-        "words": isinstance(words, list) and {*map(type, words)} == {str} and len(set(words)) == len(words),
-        "layer": isinstance(own["layer"], str),
-        "attention": own["attention"] in ATTENTIONS,
-        "first": own["first"] in FIRSTS,
-        "coordinates": type(own["coordinates"]) is bool,
-        **{name: type(own[name]) is int and low <= own[name] < 2**16 for name, low in _LEAST.items()},
-        **{name: number and 0 <= own[name] <= 1 for name, number in numbers.items()},
-        "temperature": numbers["temperature"] and 0 < own["temperature"] <= 1e9,
-        "encoder": isinstance(described.get("encoder"), dict),
-    }
-    if wrong := next((name for name, fit in fits.items() if not fit), None):
-        raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
-    own["words"] = tuple(words)
-    if own["words"][:2] != SPECIAL:
-        raise WeightsError(f"{shown}: its vocabulary does not begin with {' and '.join(SPECIAL)}; copy the folder again.")
-    return CaptionerBlueprint(read_blueprint(described.get("encoder"), shown, classes=False), **own)
+    try:
+        found = converted(described, _Captioner)
+        if len(set(found["words"])) < len(found["words"]):
+            raise ValueError("words must differ")
+        if found["words"][: len(SPECIAL)] != SPECIAL:
+            raise ValueError(f"its vocabulary does not begin with {' and '.join(SPECIAL)}")
+    except ValueError as error:
+        raise WeightsError(f"{shown}: is damaged ({printable(str(error))}); copy the folder again.") from error
+    own: dict[str, Any] = {**found, "encoder": read_blueprint(found["encoder"], shown, classes=False)}
+    return CaptionerBlueprint(**own)

@@ -62,6 +62,7 @@ def _every_model() -> list[str]:
     versions of the libraries and the digest of the modules that choose the names.
     """
     from visattn import loading
+    from visattn._support.json_files import decoded
 
     chosen = [
         Path(place, name).read_bytes()
@@ -71,9 +72,7 @@ def _every_model() -> list[str]:
     parts = [metadata.version(name) for name in ("timm", "torchvision")]
     file = cache_folder() / f"models-{'-'.join(parts)}-{hashlib.sha256(b''.join(chosen)).hexdigest()[:12]}.json"
     with suppress(OSError, ValueError):
-        names = json.loads(file.read_text())
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return names
+        return decoded(file.read_bytes(), list[str])
     every: list[str] = loading.list_models()
     with suppress(OSError, VisattnError):  # without a cache, each call takes seconds
         file.parent.mkdir(parents=True, exist_ok=True)

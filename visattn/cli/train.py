@@ -203,9 +203,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:  # noqa: ANN401
     """Parse a text as a JSON value (number, boolean, list); return it unchanged if it is none."""
-    import json
+    from visattn._support.json_files import Anything, decoded
 
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return decoded(text, Anything, lax=True)
+    except ValueError:
         return text

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import safetensors
@@ -19,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from visattn._support.files import write_whole
+from visattn._support.json_files import Whole, decoded
 from visattn._support.reprs import brief
 from visattn._support.types import Property
 from visattn.errors import OptionError
@@ -26,6 +26,8 @@ from visattn.evaluation.patches import Patches, patches_by_layout
 from visattn.evaluation.specialization import Scores, over_patches, scores_of
 from visattn.geometry import Box, Geometry
 from visattn.images import image_facts
+from visattn.maps.files import layout_of
+from visattn.maps.schema import BoxFacts, LayoutFacts
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.operators import MatrixOperator, Operator, SoftmaxOperator
@@ -36,6 +38,27 @@ from visattn.records.layouts import WORDS
 _LARGEST = 65504.0  # float16
 _ROWS, _VISIBLE, _ROUNDED = 16, 1e-5, 0.02  # rows that are checked; weights that count; error of a logarithm of half precision
 _SIDE, _QUALITY = 224, 88  # largest side of a small picture of the model's input, and of its JPEG
+
+
+class _Layer(TypedDict):
+    name: str
+    number: Whole
+    layout: LayoutFacts
+    box: BoxFacts
+    notes: tuple[str, ...]
+
+
+class _Facts(TypedDict):
+    name: str
+    sha256: str
+    window: BoxFacts
+    words: tuple[str, ...]
+    sinks: tuple[tuple[Whole, Whole], ...]
+    left_out: tuple[str, ...]
+    heads: tuple[tuple[str, Whole], ...]
+    layers: list[_Layer]
+    scores: list[Property]
+    key: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,22 +146,19 @@ class OneImage:
             Exception: If it is no such file.
         """
         with safetensors.safe_open(path, "pt") as file:
-            facts = json.loads(file.metadata()["visattn"])
+            facts = decoded(file.metadata()["visattn"], _Facts, lax=True)
             if facts["key"] != key:
                 return None
             tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         layers = {}
         for number, told in enumerate(facts["layers"]):
             kept: Any = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
-            place: Any = {"number": told["number"], "layout": _layout(told["layout"]), "box": Box(*told["box"])}
-            layers[told["name"]] = OneLayer(**place, **kept, notes=tuple(told["notes"]))
+            place: Any = {"number": told["number"], "layout": layout_of(told["layout"]), "box": Box(*told["box"])}
+            layers[told["name"]] = OneLayer(**place, **kept, notes=told["notes"])
         scores: Scores = {title: (tensors[f"score.{title}"], tensors[f"null.{title}"]) for title in facts["scores"]}
         picture = tensors["picture"].numpy().tobytes()
-        sinks = tuple((row, column) for row, column in facts["sinks"])
-        heads = tuple((layer, head) for layer, head in facts["heads"])
-        words, left_out = tuple(facts["words"]), tuple(facts["left_out"])
-        known = facts["name"], facts["sha256"], picture, Box(*facts["window"]), words, tensors["code"]
-        return cls(*known, sinks, layers, left_out, scores, heads)
+        known = facts["name"], facts["sha256"], picture, Box(*facts["window"]), facts["words"], tensors["code"]
+        return cls(*known, facts["sinks"], layers, facts["left_out"], scores, facts["heads"])
 
 
 def image_states(
@@ -260,11 +280,6 @@ def _picture(photo: Image.Image, geometry: Geometry) -> bytes:
     stream = io.BytesIO()
     shown.save(stream, "JPEG", quality=_QUALITY)
     return stream.getvalue()
-
-
-def _layout(told: Mapping[str, Any]) -> TokenLayout:
-    """Build a layout from the dictionary of `asdict`, which was stored as JSON."""
-    return TokenLayout(told["space"], tuple(told["prefix"]), tuple(told["grid"]), Box(*told["box"]), tuple(told["holes"]))
 
 
 def _besides(record: AttentionRecord) -> tuple[str, ...]:

@@ -10,14 +10,16 @@ import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import safetensors.torch
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, regular
+from visattn._support.json_files import Anything, converted, decoded
 from visattn._support.own_code import is_function
 from visattn.errors import WeightsError
 from visattn.families.trained import remember
@@ -29,6 +31,26 @@ from visattn.provenance import Provenance
 
 FORMAT = 1
 LARGEST = 2048  # side of an input in pixels
+
+_Side = Annotated[int, Meta(ge=1, le=LARGEST)]
+
+
+class _Encoder(TypedDict):
+    """A `Blueprint` without classes."""
+
+    model: str
+    classes: Annotated[tuple[str, ...], Meta(max_length=0)]
+    channels: Literal[1, 3]
+    size: tuple[_Side, _Side]
+    mean: tuple[Annotated[float, Meta(ge=-1e3, le=1e3)], ...]
+    std: tuple[Annotated[float, Meta(ge=1e-6, le=1e3)], ...]
+    attention: str
+    options: dict[str, Any]
+    attention_init: NotRequired[str]  # older folders do not state it
+
+
+class _Classifier(_Encoder):
+    classes: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 def save(model: nn.Module, blueprint: Blueprint, folder: Path, facts: dict[str, Any] | None = None) -> Path:
@@ -114,8 +136,8 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """
     shown = printable(str(folder / FACTS))
     try:
-        told = json.loads(regular(folder / FACTS).read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        told: Any = decoded(regular(folder / FACTS).read_bytes(), Anything, lax=True)
+    except (OSError, ValueError) as error:
         raise WeightsError(
             f"{shown}: cannot be read ({printable(str(error))}); pass a folder written by visattn train."
         ) from error
@@ -134,34 +156,10 @@ def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:
         WeightsError: If a value is missing or wrong.
     """
     try:
-        told = {"attention_init": "auto"} | told  # older folders do not state it
-        values: dict[str, Any] = {name: _frozen(told[name]) for name in Blueprint.__dataclass_fields__}
-        found = Blueprint(**values)
-    except (KeyError, TypeError) as error:
-        raise WeightsError(f"{shown}: is damaged, {error} is missing or wrong; copy the folder again.") from error
-    if wrong := _wrong(found, classes):
-        raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
+        found = Blueprint(**converted(told, _Classifier if classes else _Encoder))
+    except ValueError as error:
+        raise WeightsError(f"{shown}: is damaged ({printable(str(error))}); copy the folder again.") from error
+    for name, numbers in (("mean", found.mean), ("std", found.std)):
+        if len(numbers) != found.channels:
+            raise WeightsError(f"{shown}: is damaged ({name} must have {found.channels} numbers); copy the folder again.")
     return found
-
-
-def _wrong(made: Blueprint, classes: bool) -> str | None:
-    """Return the name of the first invalid value, or None; values read from a file may be anything."""
-
-    def numbers(values: Any, low: float, high: float) -> bool:  # noqa: ANN401
-        return isinstance(values, tuple) and all(type(value) in (int, float) and low <= value <= high for value in values)
-
-    fits = {
-        "model": isinstance(made.model, str),
-        "classes": isinstance(made.classes, tuple) and {*map(type, made.classes)} == ({str} if classes else set()),
-        "channels": type(made.channels) is int and made.channels in (1, 3),
-        "size": numbers(made.size, 1, LARGEST) and [*map(type, made.size)] == [int, int],
-        "mean": numbers(made.mean, -1e3, 1e3) and len(made.mean) == made.channels,
-        "std": numbers(made.std, 1e-6, 1e3) and len(made.std) == made.channels,
-        "attention": isinstance(made.attention, str),
-        "options": isinstance(made.options, dict),
-    }
-    return next((name for name, fit in fits.items() if not fit), None)
-
-
-def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON
-    return tuple(value) if isinstance(value, list) else value

@@ -131,8 +131,8 @@ def map_facts(attention_map: AttentionMap, geometry: Geometry | None) -> dict[st
     }
 
 
-def map_of(facts: dict[str, Any], values: Tensor) -> AttentionMap:
-    """Build a map from the result of `map_facts`, which `schema.FACTS` has checked, and its values."""
+def map_of(facts: schema.Facts, values: Tensor) -> AttentionMap:
+    """Build a map from the result of `map_facts`, which `schema` has checked, and its values."""
     labels = {key: tuple(value) for key, value in facts["labels"].items()}
     signed = bool(facts.get("signed", False))  # missing in older files; negative values imply it
     known = MapFacts.from_dict(facts["facts"]) if "facts" in facts else MapFacts()
@@ -145,7 +145,7 @@ def layout_facts(layout: TokenLayout) -> dict[str, Any]:
     return {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box, "holes": layout.holes}
 
 
-def layout_of(facts: dict[str, Any]) -> TokenLayout:
-    """Build a layout from the result of `layout_facts`, which `schema.LAYOUT` has checked."""
+def layout_of(facts: schema.LayoutFacts) -> TokenLayout:
+    """Build a layout from the result of `layout_facts`, which `schema` has checked."""
     box, holes = Box(*facts["box"]), tuple(facts.get("holes", ()))
     return TokenLayout(facts["space"], tuple(facts["prefix"]), tuple(facts["grid"]), box, holes)

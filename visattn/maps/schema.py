@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zipfile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from visattn._support.shapes import SIDE, Free, Maybe, check_shape
+from visattn._support.json_files import SIDE, Free, Number, Whole, decoded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,59 +18,102 @@ _MOST_TEXT = 2**24  # bytes of the JSON facts
 _LEAST = 1e-3  # pixels: shortest side of a box
 
 
-_TEXT = Maybe(str)
-GEOMETRY = {"photo": (int, int), "input": (int, int), "window": (float,) * 4, "rule": str}
-PROVENANCE = {
-    "model?": str,
-    "weights?": str,
-    "weights_sha256?": _TEXT,
-    "random?": bool,
-    "image?": _TEXT,
-    "image_sha256?": _TEXT,
-    "geometry?": Maybe(GEOMETRY),
-    "preprocessing?": {str: {"value": [float], "source": str}},
-    "method?": _TEXT,
-    "parameters?": dict,
-    "target?": [str],
-    "scores?": [Free({"class": int, "name": _TEXT})],
-    "normalization?": _TEXT,
-    "value_range?": Maybe((float, float)),
-    "sinks?": [[(int, int, float, str)]],
-    "notes?": [str],
-    "warnings?": [str],
-    "versions?": dict,
-    "drawing?": dict,
-}
-LAYOUT = {"space": str, "prefix": [str], "grid": [int], "box": (float,) * 4, "holes?": [int]}
-_SINKS = [[(int, int, float, str)]]
-_KNOWN = {
-    "layer": str,
-    "query": str,
-    "sinks": _SINKS,
-    "sinks_kept": bool,
-    "glimpses": [[[(float,) * 4]]],
-    "detections?": [(str, (float,) * 4)],
-    "pixelwise": bool,
-    "query_at?": [(float,) * 2],
-    "interval?": bool,
-    "input_size?": Maybe((int, int)),
-}
-FACTS = {
-    "axes": [str],
-    "layout": LAYOUT,
-    "labels": {str: [str]},
-    "meaning": str,
-    "signed?": bool,
-    "facts?": _KNOWN,
-    "provenance": PROVENANCE,
-}
+_Text = str | None
+_Size = tuple[Whole, Whole]
+BoxFacts = tuple[Number, Number, Number, Number]
+_Sinks = list[list[tuple[Whole, Whole, Number, str]]]
 
 
-def read(stream: IO[bytes]) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.float32]:
+class GeometryFacts(TypedDict):
+    """A `Geometry`."""
+
+    photo: _Size
+    input: _Size
+    window: BoxFacts
+    rule: str
+
+
+class _Setting(TypedDict):
+    value: list[Number]
+    source: str
+
+
+class _Score(Free):
+    known = TypedDict("known", {"class": Whole, "name": _Text})
+
+
+class _Provenance(TypedDict, total=False):
+    model: str
+    weights: str
+    weights_sha256: _Text
+    random: bool
+    image: _Text
+    image_sha256: _Text
+    geometry: GeometryFacts | None
+    preprocessing: dict[str, _Setting]
+    method: _Text
+    parameters: Free
+    target: list[str]
+    scores: list[_Score]
+    normalization: _Text
+    value_range: tuple[Number, Number] | None
+    sinks: _Sinks
+    notes: list[str]
+    warnings: list[str]
+    versions: Free
+    drawing: Free
+
+
+class ProvenanceFacts(Free):
+    """A `Provenance`, which refuses unknown names."""
+
+    known = _Provenance
+
+
+class LayoutFacts(TypedDict):
+    """A `TokenLayout`."""
+
+    space: str
+    prefix: list[str]
+    grid: list[Whole]
+    box: BoxFacts
+    holes: NotRequired[list[Whole]]
+
+
+class _KnownFacts(TypedDict):
+    layer: str
+    query: str
+    sinks: _Sinks
+    sinks_kept: bool
+    glimpses: list[list[list[BoxFacts]]]
+    detections: NotRequired[list[tuple[str, BoxFacts]]]
+    pixelwise: bool
+    query_at: NotRequired[list[tuple[Number, Number]]]
+    interval: NotRequired[bool]
+    input_size: NotRequired[_Size | None]
+
+
+class _MapFacts(Free):
+    known = _KnownFacts
+
+
+class Facts(TypedDict):
+    """A map without its values."""
+
+    axes: list[str]
+    layout: LayoutFacts
+    labels: dict[str, list[str]]
+    meaning: str
+    signed: NotRequired[bool]
+    facts: NotRequired[_MapFacts]
+    provenance: ProvenanceFacts
+
+
+def read(stream: IO[bytes]) -> tuple[Facts, NDArray[np.float32]] | NDArray[np.float32]:
     """Read the facts and values of an `.npz` file, or the array of an `.npy` file, without executing anything from it.
 
     Raises:
-        ValueError: If the file is neither, is too large, or holds facts of wrong types. Other errors of numpy, zipfile, json and the
+        ValueError: If the file is neither, is too large, or holds facts of wrong types. Other errors of numpy, zipfile and the
             operating system are not caught.
     """
     if stream.read(6) == np.lib.format.MAGIC_PREFIX:
@@ -80,8 +122,8 @@ def read(stream: IO[bytes]) -> tuple[dict[str, Any], NDArray[np.float32]] | NDAr
         info = archive.getinfo("facts.npy")
         if info.file_size > _MOST_TEXT:
             raise ValueError(f"its facts take {info.file_size:,} bytes, more than {_MOST_TEXT:,}")
-        facts = json.loads(str(np.lib.format.read_array(archive.open(info), allow_pickle=False)))
-        check_shape(facts, FACTS, "its facts")
+        text = str(np.lib.format.read_array(archive.open(info), allow_pickle=False))
+        facts = decoded(text, Facts, "its facts", lax=True)
         check_places(facts)
         with archive.open("values.npy") as values:
             return facts, _array(values)
@@ -104,12 +146,13 @@ def _array(stream: IO[bytes], dimensions: int | None = None) -> NDArray[np.float
     return values.astype(np.float32)
 
 
-def check_places(facts: dict[str, Any]) -> None:
+def check_places(facts: Facts) -> None:
     """Check that boxes are not empty and that holes are cells of the grid."""
     layout, provenance = facts["layout"], facts["provenance"]
     boxes = {"its box": layout["box"]} | ({"its window": place["window"]} if (place := provenance.get("geometry")) else {})
-    glimpses = [box for seen in facts.get("facts", {}).get("glimpses", ()) for scales in seen for box in scales]
-    detected = [box for _, box in facts.get("facts", {}).get("detections", ())]
+    known = facts.get("facts") or _MapFacts()
+    glimpses = [box for seen in known.get("glimpses", ()) for scales in seen for box in scales]
+    detected = [box for _, box in known.get("detections", ())]
     others = [*(("a glimpse", box) for box in glimpses), *(("a detection", box) for box in detected)]
     for name, (top, left, bottom, right) in (*boxes.items(), *others):
         if not (_LEAST <= bottom - top <= SIDE and _LEAST <= right - left <= SIDE):

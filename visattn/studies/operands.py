@@ -5,7 +5,7 @@ The tensors have no axis for the batch, and none for blocks if there is a single
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def operands_of(operator: Operator) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return facts, found | {"query_index": operator.query_index, "key_index": operator.key_index}
 
 
-def operator_of(facts: dict[str, Any], tensor: Callable[[str], Tensor | None]) -> Operator:
+def operator_of(facts: Mapping[str, Any], tensor: Callable[[str], Tensor | None]) -> Operator:
     """Build an operator of one image from the result of `operands_of`.
 
     Args:

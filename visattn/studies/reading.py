@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -25,7 +23,17 @@ from visattn.pipeline.outputs import PredictedClass
 from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, UnseenAttention
 from visattn.studies.operands import MASKS, operator_of
-from visattn.studies.schema import FORMAT, MOST_PIXELS, MOST_TEXT, VERSION, checked
+from visattn.studies.schema import (
+    FORMAT,
+    MOST_PIXELS,
+    VERSION,
+    FeatureFacts,
+    ImportanceFacts,
+    RecordFacts,
+    StudyFacts,
+    ViewFacts,
+    study_of,
+)
 from visattn.studies.views import Importance, Study, View
 
 _Read = Callable[[str], Tensor]
@@ -57,7 +65,7 @@ def load_study(path: str | os.PathLike[str]) -> Study:
         raise StudyError(f"{name}: not a study ({cause}); make one with visattn.study(...).save(path)") from error
 
 
-def _description(said: dict[str, str]) -> dict[str, Any]:
+def _description(said: dict[str, str]) -> StudyFacts:
     """Return the description in the header of the file.
 
     Raises:
@@ -67,10 +75,7 @@ def _description(said: dict[str, str]) -> dict[str, Any]:
         raise ValueError(f"its header does not state the format '{FORMAT}'")
     if said.get("version") != str(VERSION):
         raise ValueError(f"it is of version {said.get('version')}, and this visattn reads version {VERSION}")
-    text = said.get("study", "")
-    if len(text) > MOST_TEXT:
-        raise ValueError(f"its description has {len(text):,} characters, more than {MOST_TEXT:,}")
-    return checked(json.loads(text))
+    return study_of(said.get("study", ""))
 
 
 class _File:
@@ -104,7 +109,7 @@ class _File:
         return self._photos[name].copy()
 
 
-def _view(facts: dict[str, Any], file: _File) -> View:
+def _view(facts: ViewFacts, file: _File) -> View:
     read = file.tensor
     provenance = Provenance.from_dict(facts["provenance"])
     photo = file.photo(facts["photo"])
@@ -129,7 +134,7 @@ def _view(facts: dict[str, Any], file: _File) -> View:
     return View(photo, geometry, recording, maps, classes, facts.get("texts", {}), importance, facts.get("name", ""))
 
 
-def _importance(facts: dict[str, Any] | None, recording: Recording) -> Importance | None:
+def _importance(facts: ImportanceFacts | None, recording: Recording) -> Importance | None:
     if facts is None:
         return None
     heads = tuple(map(tuple, facts["heads"]))
@@ -139,7 +144,7 @@ def _importance(facts: dict[str, Any] | None, recording: Recording) -> Importanc
     return Importance(facts["target"], heads)
 
 
-def _record(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..., Tensor]) -> AttentionRecord:
+def _record(facts: RecordFacts, layouts: list[TokenLayout], read: Callable[..., Tensor]) -> AttentionRecord:
     def operand(name: str) -> Tensor | None:
         held = facts["operator"].get(name)
         return None if held is None else read(held, name == MASKS)
@@ -158,11 +163,12 @@ def _record(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..
         None if value is None else value[None],
         weight,
         None if residual is None else residual[None],
-        None if facts.get("follows") is None else tuple(facts["follows"]),
+        facts.get("follows"),
         facts.get("reason"),
     )
 
 
-def _feature(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..., Tensor]) -> FeatureRecord:
-    layout = None if facts.get("layout") is None else layouts[facts["layout"]]
+def _feature(facts: FeatureFacts, layouts: list[TokenLayout], read: Callable[..., Tensor]) -> FeatureRecord:
+    number = facts.get("layout")
+    layout = None if number is None else layouts[number]
     return FeatureRecord(facts["layer"], 0, facts["role"], read(facts["value"])[None], layout=layout)

@@ -1,114 +1,139 @@
-"""Format of `.attn` files: their version, the shape of their JSON, and checks of sizes before anything is built from it."""
+"""Format of `.attn` files: their version, the types of their JSON, and checks of sizes before anything is built from it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Annotated, NotRequired, TypedDict
 
-from visattn._support.shapes import SIDE, Maybe, check_shape
+from msgspec import Meta
+
+from visattn._support.json_files import SIDE, Number, Share, Whole, decoded
 from visattn._support.types import MAX_PIXELS, Kind, Role
-from visattn.maps.schema import FACTS, GEOMETRY, LAYOUT, MOST_VALUES, PROVENANCE, check_places
+from visattn.maps.schema import MOST_VALUES, Facts, GeometryFacts, LayoutFacts, ProvenanceFacts, check_places
 
 FORMAT, VERSION = "attn", 1
-MOST_TEXT = 2**24  # bytes of the JSON
+MOST_TEXT = 2**24  # characters of the JSON
 MOST_VIEWS = 1000
 MOST_PIXELS = 4 * MAX_PIXELS  # of all photos of a file
 _LEAST = 1e-3  # pixels: shortest side of a box
 
-_OPERATOR = {
-    "kind": str,
-    "scale?": float,
-    "keys?": int,
-    "query?": str,
-    "key?": str,
-    "bias?": str,
-    "weights?": str,
-    "cells?": str,
-    "shares?": str,
-    "query_index?": str,
-    "key_index?": str,
-}
-_RECORD = {
-    "layer": str,
-    "call?": int,
-    "kind": str,
-    "queries": int,
-    "keys": int,
-    "operator": _OPERATOR,
-    "value?": str,
-    "output_weight?": str,
-    "residual?": str,
-    "follows?": Maybe((str, int)),
-    "reason?": Maybe(str),
-}
-_FEATURE = {"layer": str, "role": str, "value": str, "layout?": Maybe(int)}
-_VIEW = {
-    "photo": str,
-    "geometry": GEOMETRY,
-    "provenance": PROVENANCE,
-    "layouts": [LAYOUT],
-    "records": [_RECORD],
-    "readout?": str,
-    "captured?": str,
-    "features?": [_FEATURE],
-    "unseen?": [(str, str)],
-    "maps?": {str: FACTS | {"values": str}},
-    "classes?": [{"class": int, "name?": Maybe(str), "probability": float}],
-    "texts?": {str: str},
-    "importance?": Maybe({"target": str, "heads": [[float]]}),
-    "name?": str,
-}
-_STUDY = {"views": [_VIEW]}
+
+class _Operator(TypedDict):
+    kind: str
+    scale: NotRequired[Number]
+    keys: NotRequired[Whole]
+    query: NotRequired[str]
+    key: NotRequired[str]
+    bias: NotRequired[str]
+    weights: NotRequired[str]
+    cells: NotRequired[str]
+    shares: NotRequired[str]
+    query_index: NotRequired[str]
+    key_index: NotRequired[str]
 
 
-def checked(facts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """Return the JSON of a study after checking it.
+class RecordFacts(TypedDict):
+    """An attention call."""
+
+    layer: str
+    call: NotRequired[Whole]
+    kind: Kind
+    queries: Whole
+    keys: Whole
+    operator: _Operator
+    value: NotRequired[str]
+    output_weight: NotRequired[str]
+    residual: NotRequired[str]
+    follows: NotRequired[tuple[str, Whole] | None]
+    reason: NotRequired[str | None]
+
+
+class FeatureFacts(TypedDict):
+    """An activation."""
+
+    layer: str
+    role: Role
+    value: str
+    layout: NotRequired[Whole | None]
+
+
+class _Stored(Facts):
+    values: str
+
+
+_Class = TypedDict("_Class", {"class": Whole, "name": NotRequired[str | None], "probability": Share})
+
+
+class ImportanceFacts(TypedDict):
+    """The importance of heads for a score."""
+
+    target: str
+    heads: list[list[Number]]
+
+
+class ViewFacts(TypedDict):
+    """A view."""
+
+    photo: str
+    geometry: GeometryFacts
+    provenance: ProvenanceFacts
+    layouts: list[LayoutFacts]
+    records: list[RecordFacts]
+    readout: NotRequired[str]
+    captured: NotRequired[str]
+    features: NotRequired[list[FeatureFacts]]
+    unseen: NotRequired[list[tuple[str, str]]]
+    maps: NotRequired[dict[str, _Stored]]
+    classes: NotRequired[list[_Class]]
+    texts: NotRequired[dict[str, str]]
+    importance: NotRequired[ImportanceFacts | None]
+    name: NotRequired[str]
+
+
+class StudyFacts(TypedDict):
+    """A study."""
+
+    views: Annotated[list[ViewFacts], Meta(min_length=1, max_length=MOST_VIEWS)]
+
+
+def study_of(text: str) -> StudyFacts:
+    """Decode the JSON of a study.
 
     Raises:
-        ValueError: If it has another shape, or a number is out of range.
+        ValueError: If it is too long or has another shape, or a number is out of range.
     """
-    check_shape(facts, _STUDY, "the study")
-    if not 1 <= len(facts["views"]) <= MOST_VIEWS:
-        raise ValueError(f"a study must have 1 to {MOST_VIEWS} views, got {len(facts['views'])}")
+    facts = decoded(text, StudyFacts, "the study", most=MOST_TEXT, lax=True)
     for view in facts["views"]:
         _check_geometry(view["geometry"])
         for layout in view["layouts"]:
             _check_layout(layout)
         for record in view["records"]:
-            _check_choice(record["kind"], get_args(Kind), "kind")
             _check_layouts(view, record["queries"], record["keys"])
         for feature in view.get("features", ()):
-            _check_choice(feature["role"], get_args(Role), "role")
-            _check_layouts(view, *(() if feature.get("layout") is None else (feature["layout"],)))
+            if (number := feature.get("layout")) is not None:
+                _check_layouts(view, number)
         for shown in view.get("maps", {}).values():
             check_places(shown)
         importance = view.get("importance")
         if importance and len(importance["heads"]) != len(view["records"]):
             raise ValueError(f"importance must be given for {len(view['records'])} records, got {len(importance['heads'])}")
-        if not all(0 <= one["probability"] <= 1 for one in view.get("classes", ())):
-            raise ValueError("probabilities must lie in [0, 1]")
-    return dict(facts)
+    return facts
 
 
-def _check_choice(value: str, choices: tuple[str, ...], name: str) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _check_layouts(view: dict[str, Any], *numbers: int) -> None:
+def _check_layouts(view: ViewFacts, *numbers: int) -> None:
     for number in numbers:
         if not 0 <= number < len(view["layouts"]):
             raise ValueError(f"a layout must be one of {len(view['layouts'])}, got {number}")
 
 
-def _check_geometry(geometry: dict[str, Any]) -> None:
+def _check_geometry(geometry: GeometryFacts) -> None:
     top, left, bottom, right = geometry["window"]
     sides = (*geometry["photo"], *geometry["input"], bottom - top, right - left)
     if not all(_LEAST <= side <= SIDE for side in sides):
         raise ValueError(f"sides of photo, input and window must lie in [{_LEAST:g}, {SIDE:,}] pixels")
 
 
-def _check_layout(layout: dict[str, Any]) -> None:
+def _check_layout(layout: LayoutFacts) -> None:
     grid, holes, (top, left, bottom, right) = layout["grid"], layout.get("holes", []), layout["box"]
     if len(grid) not in (0, 2, 3) or any(side < 1 for side in grid) or math.prod(grid) > MOST_VALUES:
         raise ValueError(f"a grid must be empty, (rows, columns) or (frames, rows, columns), of at most {MOST_VALUES:,} cells")

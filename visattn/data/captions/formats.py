@@ -10,17 +10,42 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, get_args
+
+from msgspec import Raw
 
 from visattn._support.checks import printable, whole_number
 from visattn._support.files import regular
+from visattn._support.json_files import Content, decoded
 from visattn._support.types import Split
 from visattn.errors import DataError
 
+T = TypeVar("T")
 _FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table with the header image,caption"
-_KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "a list": (list,), "a number or text": (int, str), "anything": (object,)}
+
+
+class _CocoImage(TypedDict):
+    id: int | str
+    file_name: str
+
+
+class _Annotation(TypedDict):
+    image_id: int | str
+    caption: str
+
+
+class _Sentence(TypedDict, total=False):
+    raw: str
+    tokens: list[str]
+
+
+class _KarpathyImage(TypedDict):
+    filename: str
+    filepath: NotRequired[str]
+    sentences: list[_Sentence]
+    split: NotRequired[Any]
 
 
 class Entry(NamedTuple):
@@ -53,10 +78,6 @@ def text_of(value: Any, what: str, where: str) -> str:  # noqa: ANN401 - of JSON
     """Return a value after checking that it is text."""
     if not isinstance(value, str):
         raise DataError(f"{where}: {what} must be text, got {shown(value)}. Correct it.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {what} must be text, got half a character, {value[error.start]!a}. Correct it.") from error
     return value
 
 
@@ -68,18 +89,7 @@ def shown(value: Any) -> str:  # noqa: ANN401 - of JSON
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _field(record: Any, name: str, kind: str, where: str) -> Any:  # noqa: ANN401 - of JSON
-    """Return a field of a JSON object after checking its type."""
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: must be an object with {name}, got {shown(record)}. Correct it.")
-    if name not in record:
-        raise DataError(f"{where}: must have {name}, got {_keys(record)}. Correct it.")
-    if not isinstance(record[name], _KINDS[kind]):
-        raise DataError(f"{where}: {name} must be {kind}, got {shown(record[name])}. Correct it.")
-    return record[name]
-
-
-def _keys(record: dict[str, Any]) -> str:
+def _keys(record: Mapping[str, Any]) -> str:
     names = ", ".join(list(record)[:8])
     return printable(f"the keys {names}") if names else "no keys"
 
@@ -106,11 +116,11 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check its name and permissions.")
 
 
-def _parsed(text: str, where: str, fix: str) -> Any:  # noqa: ANN401 - of JSON
+def _parsed(content: Content, kind: type[T], where: str, fix: str = "Correct it.", name: str = "") -> T:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: must be valid JSON, got an error ({printable(str(error)).lower()}). {fix}") from error
+        return decoded(content, kind, name)
+    except ValueError as error:
+        raise DataError(f"{where}: {printable(str(error))}. {fix}") from error
 
 
 def _lines(text: str, title: str) -> Iterator[Entry]:
@@ -119,65 +129,58 @@ def _lines(text: str, title: str) -> Iterator[Entry]:
         if not line.strip():
             continue
         where = f"{title}, line {number}"
-        record = _parsed(line, where, "Write one object per line.")
+        record = _parsed(line, dict[str, Any], where, "Write one object per line.")
         image, captions = (
-            next((key for key in keys if isinstance(record, dict) and key in record), keys[0])
-            for keys in (("image", "file"), ("captions", "caption"))
+            next((key for key in keys if key in record), keys[0]) for keys in (("image", "file"), ("captions", "caption"))
         )
-        told = _field(record, captions, "anything", where)
-        yield Entry(
-            f"line {number}",
-            _field(record, image, "anything", where),
-            [told] if isinstance(told, str) else told,
-            record.get("split"),
-        )
+        for name in (captions, image):
+            if name not in record:
+                raise DataError(f"{where}: must have {name}, got {_keys(record)}. Correct it.")
+        told = record[captions]
+        yield Entry(f"line {number}", record[image], [told] if isinstance(told, str) else told, record.get("split"))
 
 
 def _json(text: str, title: str) -> Iterator[Entry]:
     if not text.strip():
         return iter(())
-    content = _parsed(text, title, "Download it again; name it .jsonl if it has one object per line.")
-    keys = set(content) if isinstance(content, dict) else set()
-    if {"images", "annotations"} <= keys:
-        return _coco(content, title)
-    if "images" in keys:
-        return _karpathy(content, title)
-    got = _keys(content) if isinstance(content, dict) else shown(content)
-    raise DataError(f"{title}: must be {_FORMS}; got {got}. Convert it to one of these.")
+    parts = _parsed(text, dict[str, Raw], title, "Download it again; name it .jsonl if it has one object per line.")
+    if {"images", "annotations"} <= parts.keys():
+        return _coco(parts, title)
+    if "images" in parts:
+        return _karpathy(parts["images"], title)
+    raise DataError(f"{title}: must be {_FORMS}; got {_keys(parts)}. Convert it to one of these.")
 
 
-def _karpathy(content: dict[str, Any], title: str) -> Iterator[Entry]:
-    for number, image in enumerate(_field(content, "images", "a list", title)):
-        at = f"image {number}"
-        where = f"{title}, {at}"
-        name = _field(image, "filename", "text", where)
-        if folder := _field({"filepath": "", **image}, "filepath", "text", where):
-            name = f"{folder}/{name}"
-        told = _field(image, "sentences", "a list", where)
-        yield Entry(at, name, [_sentence(one, where) for one in told], image.get("split"))
+def _karpathy(images: Raw, title: str) -> Iterator[Entry]:
+    for number, image in enumerate(_parsed(images, list[_KarpathyImage], title, name="images")):
+        folder, at = image.get("filepath"), f"image {number}"
+        texts = [_sentence(one, f"{title}, {at}") for one in image["sentences"]]
+        yield Entry(at, f"{folder}/{image['filename']}" if folder else image["filename"], texts, image.get("split"))
 
 
-def _sentence(record: Any, where: str) -> Any:  # noqa: ANN401 - of JSON
+def _sentence(told: _Sentence, where: str) -> str:
     """Return the raw text of a sentence; without it, join the tokens."""
-    if isinstance(record, dict) and "raw" not in record and "tokens" in record:
-        return " ".join(text_of(token, "a token", where) for token in _field(record, "tokens", "a list", where))
-    return _field(record, "raw", "anything", where)
+    if "raw" not in told and "tokens" not in told:
+        raise DataError(f"{where}: a sentence must have raw. Correct it.")
+    return told["raw"] if "raw" in told else " ".join(told["tokens"])
 
 
-def _coco(content: dict[str, Any], title: str) -> Iterator[Entry]:
+def _coco(parts: dict[str, Raw], title: str) -> Iterator[Entry]:
     names: dict[int | str, str] = {}
-    for number, image in enumerate(_field(content, "images", "a list", title)):
-        where = f"{title}, image {number}"
-        key, name = _field(image, "id", "a number or text", where), _field(image, "file_name", "text", where)
+    for number, image in enumerate(_parsed(parts["images"], list[_CocoImage], title, name="images")):
+        key, name = image["id"], image["file_name"]
         if names.setdefault(key, name) != name:
-            raise DataError(f"{where}: ids must be unique, got {shown(key)} for another image too. Correct one of them.")
+            raise DataError(
+                f"{title}, image {number}: ids must be unique, got {shown(key)} for another image too. Correct one of them."
+            )
         yield Entry(f"image {number}", name, [])
-    for number, note in enumerate(_field(content, "annotations", "a list", title)):
-        where = f"{title}, annotation {number}"
-        key, caption = _field(note, "image_id", "a number or text", where), _field(note, "caption", "anything", where)
+    for number, note in enumerate(_parsed(parts["annotations"], list[_Annotation], title, name="annotations")):
+        key = note["image_id"]
         if key not in names:
-            raise DataError(f"{where}: image_id must be the id of an image, got {shown(key)}. Correct it, or add the image.")
-        yield Entry(f"annotation {number}", names[key], [caption])
+            raise DataError(
+                f"{title}, annotation {number}: image_id must be the id of an image, got {shown(key)}. Correct it, or add the image."
+            )
+        yield Entry(f"annotation {number}", names[key], [note["caption"]])
 
 
 def _tokens(path: Path, text: str, title: str) -> Iterator[Entry]:

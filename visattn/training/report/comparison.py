@@ -6,7 +6,6 @@ This module turns results into tables; the function that trains is an argument.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-from visattn._support.checks import printable, shown
+from visattn._support.checks import printable
 from visattn._support.files import check_own, read_own, refusal, write_whole
+from visattn._support.json_files import Amount, Count, Finite, Share, decoded
 from visattn._support.tables import Row, to_csv, to_json, to_markdown
 from visattn.errors import CheckpointError, OptionError, VisattnError
 from visattn.provenance import Provenance
@@ -45,11 +45,11 @@ class Outcome:
         steps: Number of optimizer steps.
     """
 
-    accuracy: float
-    loss: float
-    images_per_second: float
-    parameters: int
-    steps: int
+    accuracy: Share
+    loss: Finite
+    images_per_second: Amount
+    parameters: Count
+    steps: Count
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Variant:
     note: str = ""
 
 
+T = TypeVar("T")
 Outcomes = Mapping[str, Mapping[int, Outcome]]  # by variant and seed
 
 
@@ -294,7 +295,7 @@ def _claimed(run: Path, config: Config) -> Iterator[None]:
     made = [place for place in (file, run, *run.parents) if not os.path.lexists(place)]
     if file not in made:
         own = {key: config.digest()[key] for key in ("attention", "seed")}  # these may differ
-        changed = differences(_json(file) | own, config)
+        changed = differences(_read(file, dict[str, Any]) | own, config)
         if changed:
             raise CheckpointError(f"{name}: holds runs with other settings ({'; '.join(changed)}). Choose another folder.")
     else:
@@ -320,16 +321,7 @@ def _outcome(file: Path, variant: Variant) -> Outcome:
     Raises:
         CheckpointError: If the result is missing, damaged or from another network.
     """
-    told, name = _json(file), printable(str(file))
-    measured = {key: told.get(key) for key in Outcome.__dataclass_fields__}
-    counts = [measured[key] for key in ("parameters", "steps")]
-    if not all(type(value) in (int, float) for value in measured.values()) or not all(
-        type(count) is int and 0 <= count < 2**63 for count in counts
-    ):
-        raise CheckpointError(f"{name}: must hold {', '.join(measured)} as numbers, got {shown(told)}.")
-    found = Outcome(**measured)  # type: ignore[arg-type] # numbers
-    if not (0 <= found.accuracy <= 1 and abs(found.loss) < math.inf and 0 <= found.images_per_second < math.inf):
-        raise CheckpointError(f"{name}: must hold an accuracy from 0 to 1, a finite loss and a speed, got {shown(told)}.")
+    found, name = _read(file, Outcome), printable(str(file))
     if found.parameters != variant.cost.parameters:
         raise CheckpointError(
             f"{name}: belongs to a network with {found.parameters:,} parameters, but this one has {variant.cost.parameters:,}. "
@@ -338,21 +330,17 @@ def _outcome(file: Path, variant: Variant) -> Outcome:
     return found
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
+def _read(file: Path, kind: type[T]) -> T:
+    """Read a JSON file of a run.
 
     Raises:
         CheckpointError: If the file cannot be read or holds something else.
     """
-    name = printable(str(file))
     try:
-        told = json.loads(read_own(file))
-    except (OSError, ValueError, RecursionError) as error:
-        cause = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"{name}: cannot be read ({cause.lower()}). Remove it to train again.") from error
-    if not isinstance(told, dict):
-        raise CheckpointError(f"{name}: must hold a JSON object, got a {type(told).__name__}. Remove it to train again.")
-    return told
+        return decoded(read_own(file), kind, lax=True)
+    except (OSError, ValueError) as error:
+        cause = printable(getattr(error, "strerror", None) or str(error))
+        raise CheckpointError(f"{printable(str(file))}: cannot be read ({cause.lower()}). Remove it to train again.") from error
 
 
 def _write(run: Path, config: Config, made: Mapping[str, Variant], outcomes: Outcomes, table: list[Row], machine: str) -> None:

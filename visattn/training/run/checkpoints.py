@@ -17,14 +17,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import safetensors
 import safetensors.torch
+from msgspec import Meta
 from torch import Tensor
 
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, discard, read_own
+from visattn._support.json_files import Count, converted, decoded
 from visattn._support.notes import warn
 from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnError
 
@@ -33,9 +35,17 @@ KEEP = 2
 _STATE = "state.json"
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, AssertionError)
 _NAME = re.compile(r"step_(\d{8,})")
-_FILE = re.compile(r"\w+\.safetensors")
 
 Tensors = dict[str, Tensor]
+
+
+class _Stored(TypedDict):
+    """Content of `state.json`."""
+
+    format: int
+    step: Count
+    facts: dict[str, Any]
+    sha256: dict[Annotated[str, Meta(pattern=r"\A\w+\.safetensors\Z")], str]
 
 
 @dataclass
@@ -161,19 +171,21 @@ def read(place: Path) -> State:
             f"{name}: must be a folder with safetensors files and {_STATE}. Only checkpoints that visattn saved can be resumed."
         )
     try:
-        told = json.loads(read_own(place / _STATE))
-        own = _own({key: value for key, value in told.items() if key != "own_sha256"}) if isinstance(told, dict) else None
+        told = decoded(read_own(place / _STATE), dict[str, Any], lax=True)
+        own = _own({key: value for key, value in told.items() if key != "own_sha256"})
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedState(f"{name}/{_STATE}: cannot be read ({_first_line(error)})") from error
-    if isinstance(told, dict) and type(told.get("format")) is int and told["format"] > FORMAT:
+    if type(told.get("format")) is int and told["format"] > FORMAT:
         made = brief(told.get("made_by"))
         raise CheckpointError(f"{name}: made by visattn {made}, needs >= {made}; upgrade visattn.")
-    if not isinstance(told, dict) or told.pop("own_sha256", None) != own:
+    if told.pop("own_sha256", None) != own:
         raise DamagedState(f"{name}/{_STATE}: is damaged (its sha256 differs)")
-    if not _well_formed(told):
-        raise CheckpointError(f"{name}/{_STATE}: has unexpected keys or types. Restore the file.")
+    try:
+        stored = converted(told, _Stored)
+    except ValueError as error:
+        raise CheckpointError(f"{name}/{_STATE}: {_first_line(error)}. Restore the file.") from error
     tensors = {}
-    for file, digest in told["sha256"].items():
+    for file, digest in stored["sha256"].items():
         try:
             content = read_own(place / file)
         except OSError as error:
@@ -184,7 +196,7 @@ def read(place: Path) -> State:
             tensors[file.removesuffix(".safetensors")] = safetensors.torch.load(content)
         except (safetensors.SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"{name}/{file}: is no safetensors file ({_first_line(error)}). Restore the file.") from error
-    return State(told["step"], told["facts"], tensors)
+    return State(stored["step"], stored["facts"], tensors)
 
 
 def pack(tree: Any, name: str = "") -> tuple[Any, Tensors]:  # noqa: ANN401
@@ -220,19 +232,6 @@ def unpack(packed: Any, tensors: Tensors) -> Any:  # noqa: ANN401
         return {key: unpack(value, tensors) for key, value in content}
     values = [unpack(value, tensors) for value in content]
     return tuple(values) if kind == "tuple" else values
-
-
-def _well_formed(told: dict[str, Any]) -> bool:
-    """Check that the keys and types that `read` needs are present. The sha256 does not show who wrote a file."""
-    digests = told.get("sha256")
-    return (
-        type(told.get("format")) is int
-        and type(told.get("step")) is int
-        and 0 <= told["step"] < 2**63
-        and isinstance(told.get("facts"), dict)
-        and isinstance(digests, dict)
-        and all(_FILE.fullmatch(file) for file in digests)
-    )
 
 
 def _remove(place: Path) -> None:

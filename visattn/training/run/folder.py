@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from visattn._support.checks import printable
 from visattn._support.files import check_output, check_own, discard, open_own, read_own, refusal, write_whole
+from visattn._support.json_files import Amount, Count, Finite, Share, converted, decoded
 from visattn._support.tables import to_json
 from visattn.errors import OptionError, OutputError
 from visattn.training.config import Recipe, differences, read_config
@@ -53,14 +53,14 @@ class Result:
         top5: Share of the test images whose class is among the first five; None for captioners, and if there are no more classes.
     """
 
-    accuracy: float
-    loss: float
-    images_per_second: float
-    parameters: int
-    steps: int
+    accuracy: Share
+    loss: Finite
+    images_per_second: Amount
+    parameters: Count
+    steps: Count
     bad: tuple[str, ...] = ()
     stopped: int = 0
-    top5: float | None = None
+    top5: Share | None = None
 
 
 @contextmanager
@@ -163,22 +163,11 @@ def check_same(run: Path, different: list[str]) -> None:
 def finished(run: Path) -> Result | None:
     """Read the result of a finished run. Return None if the run is not finished."""
     try:
-        told = json.loads(read_own(run / RESULT))
-        found = Result(**{**told, "bad": tuple(told["bad"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        told = decoded(read_own(run / RESULT), dict[str, Any], lax=True)
+        found = converted(told, Result)
+    except (OSError, ValueError):
         return None
-    whole = (
-        all(type(value) in (int, float) for value in (found.accuracy, found.loss, found.images_per_second))
-        and 0 <= found.accuracy <= 1
-        and abs(found.loss) < math.inf
-        and 0 <= found.images_per_second < math.inf
-        and all(type(value) is int and 0 <= value < 2**63 for value in (found.parameters, found.steps))
-        and isinstance(told["bad"], list)
-        and all(isinstance(message, str) for message in found.bad)
-        and found.stopped == 0
-        and (found.top5 is None or (type(found.top5) in (int, float) and 0 <= found.top5 <= 1))
-    )
-    return found if whole else None
+    return found if found.stopped == 0 and told.keys() <= vars(found).keys() else None
 
 
 def finish(run: Path, result: Result) -> Result:

@@ -10,14 +10,20 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from visattn._support.checks import printable, shown
 from visattn._support.files import open_own, read_own, write_whole
+from visattn._support.json_files import decoded
 from visattn._support.tables import to_csv
 from visattn.errors import CheckpointError, OutputError, ResourceError
 
 Row = dict[str, Any]
+_Value = (
+    Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | None
+)  # the mean of no losses; a loss that diverged is not finite
 
 
 class Log:
@@ -43,14 +49,10 @@ class Log:
         stays = whole if length is None else min(whole, length)
         for number, line in enumerate(content[:stays].splitlines(), start=1):
             row = _parsed(line)
-            if (
-                not isinstance(row, dict)
-                or not all(map(_numeric, row.values()))
-                or not all(_counted(row.get(key)) for key in needed)
-            ):
+            if row is None or not all(_counted(row.get(key)) for key in needed):
                 raise CheckpointError(
                     f"{printable(str(self.path))}, line {number}: must be an object of numbers with {', '.join(needed)}, got "
-                    f"{shown(row)}. Restore the file, or start again in another folder (-o/--output)."
+                    f"{shown(line.decode(errors='replace'))}. Restore the file, or start again in another folder (-o/--output)."
                 )
         return stays
 
@@ -97,8 +99,7 @@ class Log:
 
     def rows(self) -> list[Row]:
         """Read all rows. An incomplete last line, left by a kill, is ignored."""
-        rows = map(_parsed, self._content().splitlines())
-        return [row for row in rows if isinstance(row, dict)]
+        return [row for row in map(_parsed, self._content().splitlines()) if row is not None]
 
     def _content(self) -> bytes:
         """Read the file. Return no bytes if it does not exist.
@@ -123,17 +124,12 @@ class Log:
         return write_whole(path, to_csv([{name: row.get(name) for name in names} for row in rows]).encode())
 
 
-def _parsed(line: bytes) -> Any:  # noqa: ANN401 - of JSON
-    """Parse a line of JSON. Return None if it is invalid."""
+def _parsed(line: bytes) -> Row | None:
+    """Parse a line of JSON. Return None if it is no object of numbers."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return decoded(line, dict[str, _Value], lax=True)
+    except ValueError:
         return None
-
-
-def _numeric(value: object) -> bool:
-    """Check whether a value is allowed in a row. The mean of no losses is None, and a loss that diverged is not finite."""
-    return value is None or type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def _counted(value: object) -> bool:
