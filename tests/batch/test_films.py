@@ -427,7 +427,7 @@ class _Damaged:
 
     def decode(self, packet: str | None) -> list[Any]:
         times = {"first": [-2000], "second": [-1900], None: [-500, 500]}[packet]
-        return [SimpleNamespace(pts=time, time_base=None, color_trc=1) for time in times]
+        return [SimpleNamespace(pts=time, time_base=None, color_trc=1, width=4, height=4) for time in times]
 
 
 def test_times_before_zero_count_and_frames_that_the_decoder_holds_are_read(film: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from visattn._support.checks import printable
 from visattn._support.files import check_own, open_own, read_own, refusal
+from visattn._support.json_files import decoded
 from visattn._support.outside import fault_of
 from visattn.batch.settings import ALL, differences
 from visattn.errors import OutputError
@@ -324,8 +325,8 @@ def _parsed(name: str, whole: bytes) -> _Content:
 def _as(line: bytes, kind: type[_T]) -> _T | None:
     """Return a line as an object of a kind, or None."""
     try:
-        return msgspec.convert(json.loads(line), kind)
-    except (ValueError, RecursionError):  # of both libraries, and for text that is not UTF-8
+        return decoded(line, kind, lax=True)
+    except ValueError:
         return None
 
 
