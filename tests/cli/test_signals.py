@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = ["video", "photo:chelsea", "--walk", "400", "--model", "vit_tiny_patch16_224", "--weights", "none", "--method", "attention"]
+COMMAND = [
+    "video",
+    "photo:chelsea",
+    "--walk",
+    "400",
+    "--model",
+    "vit_tiny_patch16_224",
+    "--weights",
+    "none",
+    "--method",
+    "attention",
+]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -20,7 +20,7 @@ def fault_of(name: str) -> str | None:
         name: A relative path with `/` between its parts.
     """
     parts = _parts(name)
-    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
+    if name.startswith("/") or re.match(r"[A-Za-z]:[\\/]", name):
         return "is absolute"
     if ".." in parts:
         return "leads out of its folder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 
@@ -25,14 +25,20 @@ _ENCRYPTED = 0x1
 _UNIX = 16  # bits before the mode in a zip file
 
 
-def in_archive(file: Path) -> Iterator[Named]:
+def in_archive(file: Path, wanted: Callable[[str], bool] = lambda name: True, kind: str = "") -> Iterator[Named]:
     """Yield the images of a tar or zip file, in its order. A member that cannot be read is one image that fails.
+
+    Args:
+        file: The archive.
+        wanted: Which members are meant, by their names.
+        kind: `tar` or `zip`; by default what the ending says.
 
     Raises:
         ImageError: If there are none, or the file cannot be opened.
     """
     count = 0
-    for image in _of_tar(file) if file.suffix.lower() == ".tar" else _of_zip(file):
+    members = _Members(file, wanted)
+    for image in _of_tar(file, members) if (kind or file.suffix[1:].lower()) == "tar" else _of_zip(file, members):
         count += 1
         yield image
     if not count:
@@ -42,17 +48,16 @@ def in_archive(file: Path) -> Iterator[Named]:
 class _Members:
     """Names of the members so far, of which each may occur once."""
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._number, self._endings = file, 0, endings_of_photos()
+    def __init__(self, file: Path, wanted: Callable[[str], bool]) -> None:
+        self._file, self._wanted, self._endings = file, wanted, endings_of_photos()
         self.names: set[str] = set()
 
     def is_photo(self, name: str) -> bool:
         path = PurePosixPath(name[-_SHOWN:])
-        return path.suffix.lower() in self._endings and not path.name.startswith(".")
+        return path.suffix.lower() in self._endings and not path.name.startswith(".") and self._wanted(name)
 
     def admitted(self, name: str, fault: str | None) -> tuple[str, Path, ImageError | None]:
         """Return source and name of a member, and the error if it is refused."""
-        self._number += 1
         fault = fault or (f"its name {why}" if (why := fault_of(name)) else None)
         if fault is None and name in self.names:
             fault = "is in the archive twice"
@@ -61,14 +66,14 @@ class _Members:
         if fault is None:
             return source, Path(self._file.stem, *relative(name).parts), None
         error = ImageError(f"{printable(source)}: {fault}. Make the archive again without it.")
-        return source, Path(self._file.stem, f"refused_{self._number:06}"), error
+        return source, Path(), error
 
 
 _SHOWN = 300  # letters of a name in messages
 
 
-def _of_tar(file: Path) -> Iterator[Named]:
-    shown, members = printable(str(file)), _Members(file)
+def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
+    shown = printable(str(file))
     places: dict[str, int] = {}
     position = None
     try:
@@ -82,9 +87,7 @@ def _of_tar(file: Path) -> Iterator[Named]:
                 target = member.linkname if member.islnk() else member.name
                 lost = "is a link to a member that is not there" if member.islnk() else "is a link or a special file"
                 source, name, why = members.admitted(member.name, None if target in places else lost)
-                yield (
-                    refused(source, name, why) if why else Named(source, name, partial(_tar_member, file, places[target], target))
-                )
+                yield (refused(source, why) if why else Named(source, name, partial(_tar_member, file, places[target], target)))
             position = archive.offset
         whole = _ends(file, position)
     except Exception as error:  # tarfile raises many types for damaged headers
@@ -93,7 +96,7 @@ def _of_tar(file: Path) -> Iterator[Named]:
         whole = False
     if not whole:  # tarfile itself takes a damaged header for the end
         damaged = ImageError(f"{shown}: is damaged, or cut off, after {len(members.names)} images. Make it again.")
-        yield refused(str(file), Path(file.stem, "damaged"), damaged)
+        yield refused(str(file), damaged)
 
 
 def _ends(file: Path, position: int) -> bool:
@@ -122,8 +125,7 @@ def _tar_member(file: Path, offset: int, name: str, max_bytes: int) -> bytes:
         raise _unread(shown, error) from error
 
 
-def _of_zip(file: Path) -> Iterator[Named]:
-    members = _Members(file)
+def _of_zip(file: Path, members: _Members) -> Iterator[Named]:
     try:
         infos = _opened(file).infolist()
     except Exception as error:
@@ -140,7 +142,7 @@ def _of_zip(file: Path) -> Iterator[Named]:
             else "is a link or a special file"
         )
         source, name, why = members.admitted(info.orig_filename, fault)
-        yield refused(source, name, why) if why else Named(source, name, partial(_zip_member, file, number, info.filename))
+        yield refused(source, why) if why else Named(source, name, partial(_zip_member, file, number, info.filename))
 
 
 def _zip_member(file: Path, number: int, name: str, max_bytes: int) -> bytes:

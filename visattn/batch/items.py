@@ -26,7 +26,7 @@ class Item(NamedTuple):
 
     Attributes:
         source: Its file, its address, or what else names it: `SHARD.tar/MEMBER`, or `file.py:function/INDEX`.
-        name: Path of what is written for it, without an ending, relative to the output folder.
+        name: Path of what is written for it, without an ending, relative to the output folder; empty if it is refused.
         content: Function that returns the content of its file, of at most so many bytes, or the image itself; None if `load_image` reads
             `source`.
     """
@@ -94,9 +94,9 @@ class Refusal:
         raise ImageError(self.text)
 
 
-def refused(source: str, name: Path, error: VisattnError) -> Named:
-    """Return an image that cannot be read."""
-    return Named(source, name, Refusal(error))
+def refused(source: str, error: VisattnError) -> Named:
+    """Return an image that cannot be read, for which no file is written."""
+    return Named(source, Path(), Refusal(error))
 
 
 def fault_error(source: str, error: BaseException) -> ImageError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +35,24 @@ def local_path(source: str) -> Path | None:
     return Path(path) if mark and scheme.lower() in LOCAL and "::" not in source else None
 
 
+def local_archive(address: str) -> tuple[Path, Callable[[str], bool]] | None:
+    """Return the archive on this machine that an address such as `zip://PATTERN::FILE` names, and which members it asks for, or None."""
+    scheme, _, rest = address.partition("://")
+    inner, chained, place = rest.partition("::")
+    if not chained or "::" in place or scheme.lower() not in ("zip", "tar"):
+        return None
+    path = Path(place) if "://" not in place else local_path(place)
+    if path is None or any(letter in str(path) for letter in WILD):
+        return None
+    inner = inner.strip("/")
+    if any(letter in inner for letter in WILD):
+        from fsspec.utils import glob_translate
+
+        pattern = re.compile(glob_translate(inner))
+        return path, lambda name: pattern.match(name) is not None
+    return path, lambda name: not inner or name == inner or name.startswith(f"{inner}/")
+
+
 def remote_files(address: str, endings: Collection[str]) -> list[Named]:
     """List the images of a file, a folder with all its subfolders, or a pattern.
 
@@ -60,22 +79,20 @@ def remote_files(address: str, endings: Collection[str]) -> list[Named]:
         raise ImageError(f"{shown}: cannot be read ({type(error).__name__}: {first_line(error)}). Check the address.") from error
     if not names:
         raise ImageError(f"{shown}: no photos ({', '.join(sorted(endings))}) there. Check the address.")
-    return [
-        _named(files.unstrip_protocol(file), names[file], number, partial(_content, files, file))
-        for number, file in enumerate(sorted(names), start=1)
-    ]
+    return [_named(files.unstrip_protocol(file), names[file], partial(_content, files, file)) for file in sorted(names)]
 
 
 def remote_file(address: str) -> Named:
     """Return one file, which is not looked at yet."""
-    path = address.partition("::")[0].partition("://")[2]
-    return _named(address, PurePosixPath(path).name, 0, partial(_content_at, address))
+    paths = (link.partition("://")[2] for link in address.split("::"))
+    name = next((PurePosixPath(path).name for path in paths if path), "image")
+    return _named(address, name, partial(_content_at, address))
 
 
-def _named(address: str, name: str, number: int, content: Any) -> Named:  # noqa: ANN401 - a partial
+def _named(address: str, name: str, content: Any) -> Named:  # noqa: ANN401 - a partial
     if fault := fault_of(name):
         error = ImageError(f"{printable(address)}: its name {fault}. Rename it.")
-        return refused(address, Path(f"refused_{number:06}"), error)
+        return refused(address, error)
     return Named(address, Path(relative(name)), content)
 
 

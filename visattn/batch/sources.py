@@ -17,7 +17,7 @@ from visattn._support.own_code import is_function
 from visattn.batch.archives import ARCHIVES, PACKED, in_archive
 from visattn.batch.datasets import of_function
 from visattn.batch.items import Item, Named, Refusal, fault_error, refused
-from visattn.batch.remote import WILD, is_remote, local_path, remote_file, remote_files
+from visattn.batch.remote import WILD, is_remote, local_archive, local_path, remote_file, remote_files
 from visattn.data.sources import as_file, named
 from visattn.errors import ImageError, OptionError, VisattnError
 from visattn.images import FORMATS
@@ -67,22 +67,22 @@ def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) 
         OptionError: If an input is the output folder, a CSV file has no such column, or the function fails.
     """
     images, errors = [], []
-    for number, given in enumerate(map(str, inputs), start=1):
+    for given in map(str, inputs):
         try:
             images += _of(given, but)
         except VisattnError as error:
             errors.append(error)
-            images.append(refused(given, Path(f"refused_{number:06}"), error))
+            images.append(refused(given, error))
         except Exception as error:  # a library, at an input of any kind
             errors.append(fault_error(given, error))
-            images.append(refused(given, Path(f"refused_{number:06}"), errors[-1]))
+            images.append(refused(given, errors[-1]))
     if not images:
         raise ImageError("no images were given. Pass files, folders, patterns or lists.")
     refusals = [image.content for image in images if isinstance(image.content, Refusal)]
     if len(refusals) == len(images):
         raise errors[0] if errors else ImageError(refusals[0].text)
-    names = _unique([image.name for image in images])
-    return [Item(image.source, name, image.content) for image, name in zip(images, names, strict=True)]
+    names = iter(_unique([image.name for image in images if image.name.name]))
+    return [Item(image.source, next(names) if image.name.name else "", image.content) for image in images]
 
 
 def _of(given: str, but: Path | None) -> list[Named]:
@@ -93,6 +93,8 @@ def _of(given: str, but: Path | None) -> list[Named]:
         return of_function(given)
     if (local := local_path(given)) is not None:
         return _of(str(local), but)
+    if archive := local_archive(given):
+        return list(in_archive(*archive, given.partition("://")[0].lower()))
     if is_remote(given):
         return remote_files(given, endings_of_photos())
     if "://" in given or named(given):
@@ -109,15 +111,15 @@ def _fitting(pattern: str, but: Path | None) -> list[Named]:
         raise ImageError(
             f"{printable(pattern)}: no file fits this pattern, apart from the output folder. Check the path, and quote the pattern."
         )
-    return [image for number, file in enumerate(files, start=1) for image in _attempted(file, number)]
+    return [image for file in files for image in _attempted(file)]
 
 
-def _attempted(file: Path, number: int) -> list[Named]:
+def _attempted(file: Path) -> list[Named]:
     """Return the images of a file that fits a pattern; one that cannot be listed is one image that fails."""
     try:
         return _of_file(file)
     except VisattnError as error:
-        return [refused(str(file), Path(f"{file.stem}.refused_{number:06}"), error)]
+        return [refused(str(file), error)]
 
 
 def _of_file(path: Path) -> list[Named]:
@@ -141,10 +143,7 @@ def _in_folder(folder: Path, but: Path | None) -> list[Named]:
         raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another.")
     return [
         *(Named(str(file), file.relative_to(folder)) for file in files),
-        *(
-            refused(str(error.filename), Path(f"refused_{number:06}"), _unread(error))
-            for number, error in enumerate(unread, start=1)
-        ),
+        *(refused(str(error.filename), _unread(error)) for error in unread),
     ]
 
 
@@ -195,7 +194,7 @@ def _listed(file: Path, line: str, number: int) -> Named:
         return image
     shown = f"{line[:_SHOWN]}..." if len(line) > _SHOWN else line
     error = ImageError(f"{printable(str(file))}, line {number}: '{printable(shown)}' {fault}. Correct the line.")
-    return refused(f"{file}, line {number}", Path(f"{file.stem}.refused_{number:06}"), error)
+    return refused(f"{file}, line {number}", error)
 
 
 _SHOWN = 200  # letters of a line in messages
@@ -203,9 +202,9 @@ _SHOWN = 200  # letters of a line in messages
 
 def _unique(names: Sequence[Path]) -> list[str]:
     """Return a distinct name for each: without its ending, else with it, else with a number in front."""
-    stems = [str(name.with_suffix("")) for name in names]
-    counts = Counter(map(folded, stems))
-    unique = [stem if counts[folded(stem)] == 1 else str(name) for stem, name in zip(stems, names, strict=True)]
-    if len(set(map(folded, unique))) < len(unique):
-        unique = [str(name.with_name(f"{number}.{name.name}")) for number, name in enumerate(names, start=1)]
-    return unique
+    numbered = [str(name.with_name(f"{number}.{name.name}")) for number, name in enumerate(names, start=1)]
+    unique = [str(name.with_suffix("")) for name in names]
+    for longer in (list(map(str, names)), numbered):
+        counts = Counter(map(folded, unique))
+        unique = [name if counts[folded(name)] == 1 else other for name, other in zip(unique, longer, strict=True)]
+    return unique if len(set(map(folded, unique))) == len(unique) else numbered

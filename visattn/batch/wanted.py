@@ -44,7 +44,9 @@ class Wanted:
     drawing: Mapping[str, Any] = field(default_factory=dict)
 
     def of_image(self, name: str) -> dict[str, str]:
-        """Return the files of an image by what they are: `picture`, `raw` and `study`, relative to the folder."""
+        """Return the files of an image by what they are: `picture`, `raw` and `study`, relative to the folder; none without a name."""
+        if not name:
+            return {}
         every = {"picture": f"{name}.{self.kind}.png", "raw": f"{name}.{self.kind}.npz", "study": f"{name}.attn"}
         return {what: file for what, file in every.items() if getattr(self, what)}
 

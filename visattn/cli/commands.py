@@ -82,8 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
     warnings.simplefilter("always", VisattnNote)
-    with in_shell():
-        code = _run(given, debug)
+    code = _run(given, debug)
     if arguments is None and _COUNTING not in sys.modules:
         gc.freeze()  # no search for garbage at exit
     sys.exit(code)
@@ -94,7 +93,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
-        code = cli.main(arguments, prog_name="visattn", standalone_mode=False)
+        with in_shell():
+            code = cli.main(arguments, prog_name="visattn", standalone_mode=False)
         if sys.stdout is None:
             complain("stdout is closed: printed output is lost, but files are complete; redirect stdout")
             return 5

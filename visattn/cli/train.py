@@ -144,8 +144,26 @@ def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> An
     from visattn.training import checked, read_config
 
     given = read_config(config, kind) if config else {}
-    own = {setting.name: options[setting.name] for setting in fields(kind)}
-    return kind(**given | checked(_given(own), "options", kind))
+    own = checked(_given({setting.name: options[setting.name] for setting in fields(kind)}), "options", kind)
+    _check_no_code(config, {name: value for name, value in given.items() if name not in own})
+    return kind(**given | own)
+
+
+def _check_no_code(config: Path | None, given: dict[str, Any]) -> None:
+    """Check that a file, which may come from somebody else, names no code to run.
+
+    Raises:
+        OptionError: If it does.
+    """
+    from visattn._support.own_code import is_function
+    from visattn.errors import OptionError
+
+    for name, value in given.items():
+        if isinstance(value, str) and is_function(value):
+            raise OptionError(
+                f"{printable(str(config))}: {name} names Python code, which a configuration does not run. If you trust it, pass "
+                f"--{name.replace('_', '-')} {printable(value)} too."
+            )
 
 
 def _trained(recipe: Any, output: Path, options: dict[str, Any]) -> int:  # noqa: ANN401
