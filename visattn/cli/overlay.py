@@ -48,7 +48,9 @@ _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device",
 @explaining_options
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
-@click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this .npz file.")
+@click.option(
+    "--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this file: .npz, .npy, .csv, .tif or .png."
+)
 @output_options
 def overlay_command(
     images: tuple[Path, ...],
@@ -133,6 +135,9 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
         return []
     if len(images) > 1 or options["map_file"]:
         raise OptionError("--save-map saves the map that a model computed for one image. Pass one image and no --map.")
+    from visattn.maps.formats import map_format
+
+    map_format(options["save_map"])
     return [options["save_map"]]
 
 
@@ -155,6 +160,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     from visattn.drawing.pictures import to_png
     from visattn.loading import load_model
     from visattn.maps import save_map
+    from visattn.maps.formats import map_format
     from visattn.pipeline.explaining import explain_prepared
     from visattn.pipeline.inputs import prepare
     from visattn.pipeline.stages import by_stages, stage_page
@@ -174,7 +180,11 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
         picture, provenance = found.draw(
             **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
         )
-        return to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
+        return (
+            to_png(picture, provenance),
+            provenance,
+            lambda: save_map(found.map, found.geometry, map_format(options["save_map"])),
+        )
 
     return draw
 

@@ -25,6 +25,7 @@ from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, save_map, value_range
+from visattn.maps.formats import map_format
 from visattn.maps.scaling import resolved
 from visattn.provenance import Provenance
 
@@ -191,12 +192,23 @@ class Explanation:
 
     @typed()
     def save_map(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Save the raw map, its position on the photo and its provenance as a .npz file, which `visattn.load_map` reads.
+        """Save the raw map on its grid, which `visattn.load_map` reads.
+
+        Args:
+            path: File whose ending names the format: .npz, .npy, .csv, .tif or .png; `visattn.save_map` says what each holds. Its
+                folder is created.
+            overwrite: Whether an existing file may be replaced.
+
+        Returns:
+            The path.
 
         Raises:
+            OptionError: If the ending is another one, or stands for a format of one grid and the map has several.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        return write_whole(check_output(Path(path), overwrite=overwrite), save_map(self.map, self.geometry))
+        ending = map_format(Path(path))
+        content = save_map(self.map, self.geometry, ending)
+        return write_whole(check_output(Path(path), overwrite=overwrite), content)
 
     def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401
         """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.
