@@ -104,7 +104,7 @@ def heads_command(
         refuse_beside("--by-layer", ("layer",))
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
-    Style(**style_of(options))  # raises for values out of range before any file is read
+    Style(**style_of(options)).opaque()  # raises for values out of range before any file is read
     _check_head(options["head"], kind)
     if kind in ("matrix", "stats"):
         refuse_beside(f"--{kind}", tuple(style_of(options)))

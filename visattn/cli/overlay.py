@@ -168,7 +168,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     method = question.method
     every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
     if every:
-        refuse_beside("--layer all", ("mass", "legend", "caption", "save_map"))
+        refuse_beside("--layer all", ("mass", "legend", "caption", "transparent", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
