@@ -11,7 +11,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
-from visattn.cli.asking import kind_of, parameters, question_of
+from visattn.cli.asking import kind_of, model_of, parameters, question_of
 from visattn.cli.each import Each
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
@@ -75,7 +75,7 @@ def overlay_command(
         refuse_beside("--map", (*_OF_MODELS, *parameters()))
     if any(map(is_study, images)):
         return _draw_study(images, output, overwrite, as_json, quiet, options)
-    targets = _targets(images, output, "map" if options["map_file"] else kind_of(options))
+    targets = _targets(images, output, "map" if options["map_file"] else model_of(options) + kind_of(options))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
