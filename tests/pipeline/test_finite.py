@@ -65,6 +65,27 @@ def test_the_command_line_refuses_it_before_a_model_is_loaded(
     assert err == f"visattn: error: {parameter} must be finite, got {text}.\n"
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("overlay", "--mass=nan"),
+        ("overlay", "--opacity=nan"),
+        ("overlay", "--contours=inf"),
+        ("overlay", "--std=nan,1,1"),
+        ("heads", "--mass=nan"),
+        ("video", "--walk=2", "--method=attention", "--rate=nan"),
+        ("video", "--walk=2", "--method=attention", "--smooth=nan"),
+        ("view", "--max-mb=nan"),
+    ],
+    ids=" ".join,
+)
+def test_other_numbers_of_commands_are_refused(given: tuple[str, ...], run: Run, photo: Path) -> None:
+    code, out, err = run(given[0], photo, "--model", "scenes_vit", *given[1:])
+    assert (code, out) == (2, "")
+    assert err.startswith("visattn: error: ")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("noise", [math.nan, math.inf, -1.0, 101.0])
 def test_noise_out_of_range_is_refused_by_the_method_itself(noise: float) -> None:
     pytest.importorskip("captum")
