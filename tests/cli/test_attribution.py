@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.cli.test_commands import TINY, Run, photo, run  # noqa: F401 - fixtures
+from tests.cli.test_commands import NAMED, TINY, Run, photo, run  # noqa: F401 - fixtures
 from visattn import data
 
 CNN = ("--model", "tf_efficientnet_lite0", "--weights", "none", "--device", "cpu")
@@ -26,8 +26,8 @@ def facts(picture: str) -> dict[str, Any]:
 
 def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None:  # noqa: F811
     code, out, err = run("overlay", photo, *CNN, "--method", "captum.kernel_shap", *FEW, "--baseline", "mean")
-    assert (code, out) == (0, "dog.captum.kernel_shap.png\n")
-    made = facts("dog.captum.kernel_shap.png")
+    assert (code, out) == (0, "dog.tf_efficientnet_lite0.none.captum.kernel_shap.png\n")
+    made = facts("dog.tf_efficientnet_lite0.none.captum.kernel_shap.png")
     assert made["method"] == "captum.kernel_shap"
     assert made["parameters"] == {
         "segments": "grid 2 x 3",
@@ -56,7 +56,7 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
 )
 def test_short_method_names_work_on_a_vit(method: str, options: tuple[str, ...], run: Run, photo: Path) -> None:  # noqa: F811
     code, out, _ = run("overlay", photo, *TINY, "--method", method, *options)
-    name = f"dog.{method}.target_7.png" if "--target" in options else f"dog.{method}.png"
+    name = f"dog.{NAMED}.{method}{'.target_7' if '--target' in options else ''}.png"
     assert (code, out) == (0, f"{name}\n")
     assert facts(name)["method"].startswith("captum.")
 
@@ -76,9 +76,9 @@ def test_slic_segments_a_photo(run: Run, tmp_path: Path) -> None:  # noqa: F811
         "map.npz",
     )
     assert run("overlay", "coffee.png", *CNN, *options)[0] == 0
-    assert facts("coffee.captum.lime.png")["parameters"]["segments"].startswith("slic ")
+    assert facts("coffee.tf_efficientnet_lite0.none.captum.lime.png")["parameters"]["segments"].startswith("slic ")
     assert run("overlay", "coffee.png", "--map", "map.npz", "-o", "again.png")[0] == 0
-    with Image.open("coffee.captum.lime.png") as first, Image.open("again.png") as again:
+    with Image.open("coffee.tf_efficientnet_lite0.none.captum.lime.png") as first, Image.open("again.png") as again:
         assert first.tobytes() == again.tobytes()
 
 

@@ -19,7 +19,7 @@ import timm
 import torch
 from PIL import Image
 
-from tests.cli.test_commands import TINY, Run, photo, python, run
+from tests.cli.test_commands import NAMED, TINY, Run, photo, python, run
 
 __all__ = ["photo", "run"]
 
@@ -66,14 +66,14 @@ def test_one_bad_image_exits_with_code_3_and_a_one_line_error(
 
 def test_bad_image_among_good_ones_exits_with_code_1_and_the_others_are_drawn(run: Run, photo: Path, tmp_path: Path) -> None:
     code, out, err = run("overlay", bad_image("I01-empty", tmp_path, photo), photo, *TINY, "-o", "maps")
-    assert (code, out) == (1, "maps/dog.overlay.png\n")
+    assert (code, out) == (1, f"maps/dog.{NAMED}.overlay.png\n")
     assert "empty file" in err
 
 
 def test_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "really_png.jpg"
     renamed.write_bytes(photo.read_bytes())
-    assert run("overlay", renamed, *TINY)[:2] == (0, "really_png.overlay.png\n")
+    assert run("overlay", renamed, *TINY)[:2] == (0, f"really_png.{NAMED}.overlay.png\n")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -120,7 +120,7 @@ def test_odd_names_work_and_are_escaped_in_messages(run: Run, photo: Path, tmp_p
 
 def test_leading_dash_works_after_a_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "-x.png").write_bytes(photo.read_bytes())
-    assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.overlay.png\n")
+    assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, f"-x.{NAMED}.overlay.png\n")
 
 
 @pytest.mark.full
@@ -129,7 +129,7 @@ def test_undecodable_name_works_and_the_output_keeps_its_bytes(photo: Path, tmp_
     command = [sys.executable.encode(), b"-m", b"visattn", b"overlay", b"bad\xff.png", *(option.encode() for option in TINY)]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=6000, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / os.fsdecode(b"bad\xff.overlay.png")).exists()
+    assert (tmp_path / os.fsdecode(b"bad\xff." + f"{NAMED}.overlay.png".encode())).exists()
 
 
 @pytest.mark.parametrize(
@@ -511,18 +511,19 @@ def test_options_without_effect_on_a_plain_array_are_refused(run: Run, photo: Pa
     )
 
 
-@pytest.mark.parametrize("kind", ["model", "labels", "map"])
+@pytest.mark.parametrize("kind", ["model", "labels", "labels of a saved map", "map"])
 def test_input_file_is_never_replaced(run: Run, photo: Path, tmp_path: Path, kind: str) -> None:
     """Check that `--overwrite` never replaces an input file."""
-    path = tmp_path / {"model": "own.py", "labels": "names.png", "map": "m.png"}[kind]
+    path = tmp_path / {"model": "own.py", "labels": "names.png", "labels of a saved map": "names.csv", "map": "m.png"}[kind]
     path.write_text("def make(): ...\n")
     before = path.read_bytes()
     given = {
-        "model": ("--model", f"{path}:make", "--save-map", path),
-        "labels": ("--labels", path, "-o", path),
-        "map": ("--map", path, "-o", path),
+        "model": ("heads", "--model", f"{path}:make", "--stats", "-o", path),
+        "labels": ("overlay", "--labels", path, "-o", path),
+        "labels of a saved map": ("overlay", "--labels", path, "--save-map", path),
+        "map": ("overlay", "--map", path, "-o", path),
     }[kind]
-    code, out, err = run("overlay", photo, "--overwrite", *given)
+    code, out, err = run(given[0], photo, "--overwrite", *given[1:])
     assert (code, out) == (2, "")
     assert f"{path}: the output is the input itself; choose another" in err
     assert path.read_bytes() == before

@@ -16,6 +16,7 @@ from tests.cli.test_commands import TINY, Run, run
 from visattn.batch import Asked, Wanted, Work
 from visattn.batch.settings import settings_of
 from visattn.batch.statistics import in_turn
+from visattn.cli.batch import batch_command
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
 from visattn.pipeline.targets import Target
@@ -50,6 +51,33 @@ def test_a_folder_is_drawn_and_failures_are_told(run: Run, photos: Path) -> None
     code, out, err = run("batch", photos, *TINY, "--method", "rollout", "--maps", "-o", "out", "--batch-size", "2", "--json")
     assert code == 0, err
     assert json.loads(out) == {"output": "out", "written": 1, "kept": 2, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "raw"),
+    [
+        (["--maps", "-o", "out"], "a.rollout.npz"),
+        (["-o", "out", "--maps", "--stats"], "a.rollout.npz"),
+        (["--maps", "tif", "-o", "out"], "a.rollout.tif"),
+        (["--maps=csv", "-o", "out"], "a.rollout.csv"),
+        (["-o", "out", "--maps", "npy"], "a.rollout.npy"),
+        (["--maps", "png", "-o", "out"], "a.rollout.map.png"),
+        (["-o", "out"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_maps_names_a_format(given: list[str], raw: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(batch_command, "callback", lambda **options: kept.update(options))
+    batch_command.main(["photos", *given], standalone_mode=False)
+    wanted = Wanted(Path("out"), "rollout", raw=kept["maps"] is not None, raw_ending=kept["maps"] or "npz")
+    assert wanted.of_image("a") == {"picture": "a.rollout.png"} | ({"raw": raw} if raw else {})
+
+
+def test_maps_in_another_format_are_refused(run: Run, photos: Path) -> None:
+    code, _, err = run("batch", photos, *TINY, "--maps", "pdf", "-o", "out")
+    assert code == 2
+    assert "'pdf' is not one of 'npz', 'npy', 'csv', 'tif', 'png'" in err
 
 
 def test_parts_of_a_run(run: Run, photos: Path) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from tests.captioning.test_folder import kept
 from tests.cli.test_commands import Run, run
 from visattn.captioning import load_captioner
+from visattn.cli.asking import short_name
 from visattn.data.scenes import Scenes
 from visattn.models.show_attend_tell import Attention
 
@@ -125,7 +126,7 @@ def test_broken_image_is_reported_and_the_good_one_is_captioned(run: Run, image:
     assert code == 1
     assert out.startswith(f"{image}: ")
     assert f"{broken}: not an image" in error(err)
-    assert files(tmp_path / "strips") == {"scene.caption.png"}
+    assert files(tmp_path / "strips") == {f"scene.{short_name(str(soft[1]))}.caption.png"}
     code, out, err = run("caption", broken, *soft)
     assert (code, out) == (3, "")
     error(err)
@@ -141,7 +142,8 @@ def test_folder_as_image_is_refused(run: Run, tmp_path: Path, soft: Any) -> None
 def test_filmstrip_names_are_unique(run: Run, tmp_path: Path, soft: Any) -> None:
     mixed = [scene(tmp_path / name, number) for number, name in enumerate(("a.png", "a.jpg", "b.png"))]
     assert run("caption", *mixed, *soft, "-q", "--filmstrip", "one")[0] == 0
-    assert files(tmp_path / "one") == {"a.png.caption.png", "a.jpg.caption.png", "b.caption.png"}
+    captioner = short_name(str(soft[1]))
+    assert files(tmp_path / "one") == {f"{name}.{captioner}.caption.png" for name in ("a.png", "a.jpg", "b")}
     same = [scene(tmp_path / name, number) for number, name in enumerate(("x/a.png", "y/a.png", "y/b.png"))]
     code, out, _ = run("caption", *same, *soft, "-q", "--filmstrip", "two", "--json")
     assert code == 0
@@ -156,7 +158,7 @@ def test_filmstrip_names_are_unique(run: Run, tmp_path: Path, soft: Any) -> None
 
 @pytest.mark.parametrize("given", [("--filmstrip", "strip.png"), ("-o", "out.json"), ("--filmstrip", "strips")])
 def test_existing_outputs_are_replaced_only_with_overwrite(run: Run, image: Path, soft: Any, given: tuple[str, str]) -> None:
-    target = Path(given[1]) if "." in given[1] else Path(given[1]) / "scene.caption.png"
+    target = Path(given[1]) if "." in given[1] else Path(given[1]) / f"scene.{short_name(str(soft[1]))}.caption.png"
     target.parent.mkdir(exist_ok=True)
     target.write_text("old")
     code, out, err = run("caption", image, *soft, *given)
@@ -210,7 +212,8 @@ def test_animation_of_several_images_is_refused(run: Run, image: Path, tmp_path:
     assert "both.webp: --filmstrip must be a .png or .webp file for one image, or a folder for several" in error(err)
     (tmp_path / "v1.0").mkdir()
     assert run("caption", image, other, *soft, "-q", "--filmstrip", "v1.0")[0] == 0
-    assert files(tmp_path / "v1.0") == {"scene.caption.png", "other.caption.png"}
+    captioner = short_name(str(soft[1]))
+    assert files(tmp_path / "v1.0") == {f"scene.{captioner}.caption.png", f"other.{captioner}.caption.png"}
 
 
 def test_captioner_files_are_not_overwritten(run: Run, image: Path, tmp_path: Path) -> None:

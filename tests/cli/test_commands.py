@@ -19,6 +19,7 @@ from visattn.cli.help import COMMANDS
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
+NAMED = "vit_tiny_patch16_224.none"  # this model in names of outputs
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def test_help_of_each_command(run: Run, name: str) -> None:
 
 def test_overlay_has_the_size_of_the_photo_and_stores_its_provenance(run: Run, photo: Path) -> None:
     code, out, err = run("overlay", photo, *TINY)
-    assert (code, out) == (0, "dog.overlay.png\n")
-    with Image.open("dog.overlay.png") as picture:
+    assert (code, out) == (0, f"dog.{NAMED}.overlay.png\n")
+    with Image.open(f"dog.{NAMED}.overlay.png") as picture:
         assert picture.size == (90, 60)
         facts = json.loads(picture.info["visattn"])
     assert facts["random"] is True
@@ -97,7 +98,7 @@ def test_overlay_json_prints_only_the_provenance_on_stdout(run: Run, photo: Path
     code, out, _ = run("overlay", photo, *TINY, "--method", "rollout", "--json")
     (entry,) = json.loads(out)
     assert code == 0
-    assert entry["output"] == "dog.rollout.png"
+    assert entry["output"] == f"dog.{NAMED}.rollout.png"
     assert entry["provenance"]["method"] == "rollout"
     assert entry["provenance"]["parameters"]["query"] == "cls"
 
@@ -118,7 +119,7 @@ def test_overlay_gives_several_photos_unique_output_names(run: Run, photo: Path,
     Image.open(photo).save(tmp_path / "dog.jpg")
     code, out, _ = run("overlay", photo, tmp_path / "dog.jpg", *TINY, "-o", "maps")
     assert code == 0
-    assert out.splitlines() == ["maps/dog.png.overlay.png", "maps/dog.jpg.overlay.png"]
+    assert out.splitlines() == [f"maps/dog.png.{NAMED}.overlay.png", f"maps/dog.jpg.{NAMED}.overlay.png"]
 
 
 def test_overlay_of_equal_names_in_two_folders_writes_two_images(run: Run, photo: Path) -> None:
@@ -127,7 +128,7 @@ def test_overlay_of_equal_names_in_two_folders_writes_two_images(run: Run, photo
         shutil.copy(photo, f"{folder}/x.png")
     code, out, _ = run("overlay", "a/x.png", "b/x.png", *TINY, "-o", "both")
     assert code == 0
-    assert out.splitlines() == ["both/1.x.png.overlay.png", "both/2.x.png.overlay.png"]
+    assert out.splitlines() == [f"both/1.x.png.{NAMED}.overlay.png", f"both/2.x.png.{NAMED}.overlay.png"]
     assert all(Path(line).is_file() for line in out.splitlines())
 
 

@@ -20,7 +20,7 @@ CBAM = ("--model", "visattn_cbam_resnet20", "--weights", "none", "--method", "ga
 def test_page_of_gates_is_written_with_a_note_on_random_weights(run: Run, photo: Path) -> None:
     code, out, err = run("heads", photo, *CBAM)
     assert code == 0
-    assert out.strip() == f"{photo.stem}.gates.png"
+    assert out.strip() == f"{photo.stem}.visattn_cbam_resnet20.none.gates.png"
     assert "the weights are random" in err
     with Image.open(out.strip()) as page:
         assert '"method": "gates"' in page.info["visattn"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.test_commands import TINY, Run, run
+from tests.cli.test_commands import NAMED, TINY, Run, run
 from visattn import captioning
 from visattn.errors import MapError
 from visattn.evaluation import survey
@@ -43,11 +43,11 @@ def test_map_of_another_photo_is_drawn_with_a_warning(run: Run, photos: list[str
 
 def test_query_outside_one_photo_does_not_stop_the_others(run: Run, photos: list[str], tmp_path: Path) -> None:
     code, out, err = run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:85,50", "-o", "out", "--quiet")
-    assert (code, out.split()) == (1, ["out/a.attention.pixel_85_50.png", "out/c.attention.pixel_85_50.png"])
+    assert (code, out.split()) == (1, [f"out/{name}.{NAMED}.attention.pixel_85_50.png" for name in "ac"])
     assert re.search(r"^visattn: error: b\.png: .*85", err, re.MULTILINE)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "a.attention.pixel_85_50.png",
-        "c.attention.pixel_85_50.png",
+        f"a.{NAMED}.attention.pixel_85_50.png",
+        f"c.{NAMED}.attention.pixel_85_50.png",
     ]
 
 
@@ -64,7 +64,7 @@ def test_internal_error_on_one_photo_does_not_stop_the_others(
     monkeypatch.setattr(explaining, "explain_prepared", faulty)
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet", "--json")
     assert code == 70
-    assert [Path(row["output"]).name for row in json.loads(out)] == ["a.overlay.png", "c.overlay.png"]
+    assert [Path(row["output"]).name for row in json.loads(out)] == [f"a.{NAMED}.overlay.png", f"c.{NAMED}.overlay.png"]
     assert "visattn: error: b.png: internal error of visattn (KeyError: 'nobody thought of it'). Please report it" in err
 
 
@@ -74,7 +74,7 @@ def test_unreadable_photo_does_not_stop_the_others(broken: list[str], run: Run, 
         (tmp_path / name).write_bytes(b"no photo")
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet")
     assert code == 1
-    assert out.split() == [f"out/{name[0]}.overlay.png" for name in photos if name not in broken]
+    assert out.split() == [f"out/{name[0]}.{NAMED}.overlay.png" for name in photos if name not in broken]
     assert re.findall(r"error: (\w\.png): not an image", err) == broken
 
 

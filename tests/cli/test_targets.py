@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.test_commands import TINY, Run, photo, run
+from tests.cli.test_commands import NAMED, TINY, Run, photo, run
 
 __all__ = ["photo", "run"]
 
@@ -54,7 +54,7 @@ def test_method_options_are_accepted(run: Run, photo: Path, method: str) -> None
     code, out, _ = run("overlay", photo, *TINY, "--method", method, *OPTIONS[method], "--json")
     (entry,) = json.loads(out)
     assert code == 0
-    assert entry["output"] == f"dog.{method}{CHOICES.get(method, '')}.png"
+    assert entry["output"] == f"dog.{NAMED}.{method}{CHOICES.get(method, '')}.png"
     told = {name: str(value) for name, value in entry["provenance"]["parameters"].items()}
     given = (
         dict(zip(OPTIONS[method][::2], OPTIONS[method][1::2], strict=False))

@@ -121,6 +121,6 @@ def test_commands_take_names_and_urls(run: Run, server: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     code, out, _ = run("overlay", "scene:7", "photo:chelsea", f"{server}/cat.png", "--model", "scenes_vit", "-o", "maps")
     assert code == 0
-    assert out.split() == ["maps/scene7.overlay.png", "maps/2.chelsea.png.overlay.png", "maps/3.cat.png.overlay.png"] or sorted(
+    assert out.split() == [f"maps/{name}.scenes_vit.overlay.png" for name in ("scene7", "2.chelsea.png", "3.cat.png")] or sorted(
         path.name for path in Path("maps").iterdir()
-    ) == ["cat.overlay.png", "chelsea.overlay.png", "scene7.overlay.png"]
+    ) == [f"{name}.scenes_vit.overlay.png" for name in ("cat", "chelsea", "scene7")]

@@ -89,7 +89,12 @@ def test_overlay_files_store_their_provenance(kind: str, run: Run, photo: Path) 
         assert (made["normalization"], interpolation_of(made)) == ("percentile of each component", "nearest")
         return
     asked = {"opacity": 0.25, "blend": "value", "colormap": "viridis", "interpolation": "bicubic", "contours": [], "marks": True}
-    asked |= {"mass": 0.6 if kind == "attention" else None, "legend": kind == "attention", "caption": kind == "attention"}
+    asked |= {
+        "transparent": False,
+        "mass": 0.6 if kind == "attention" else None,
+        "legend": kind == "attention",
+        "caption": kind == "attention",
+    }
     assert made["drawing"] == asked
     assert interpolation_of(made) == "bicubic"
     how = {"saliency": "percentile"}.get(kind, "minmax")
@@ -136,6 +141,7 @@ def test_pages_of_gates_store_their_provenance(run: Run, photo: Path) -> None:
         "colormap": "inferno",
         "contours": [],
         "marks": True,
+        "transparent": False,
         "panel": 240,
         "interpolation": "nearest",
     }

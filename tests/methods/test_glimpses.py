@@ -334,7 +334,7 @@ def test_a_folder_is_drawn_by_the_command_line(tmp_path: Path, monkeypatch: pyte
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (56, 90, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
     assert _run(["overlay", "photo.png", "--model", "ram", "--method", "glimpses"], debug=True) == 0
-    with Image.open("photo.glimpses.png") as picture:
+    with Image.open("photo.ram.glimpses.png") as picture:
         assert picture.size == (90, 56)
         facts = json.loads(picture.info["visattn"])
     assert facts["parameters"]["patches"] == [[8, 8]]

@@ -114,7 +114,7 @@ def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path, monkeypat
         "heads.png",
         "cat.png",
         "chelsea.grid.png",
-        "chelsea.overlay.tiger_cat.png",
+        "chelsea.tf_efficientnet_lite0.overlay.tiger_cat.png",
     }
 
 

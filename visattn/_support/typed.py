@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import types
 import typing
@@ -49,12 +50,14 @@ def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check arguments by the annotations of a function; arguments without an annotation pass.
 
     Raises:
-        OptionError: If an argument has another type; the message states the expected one.
+        OptionError: If an argument has another type, of which the message states the expected one, or is a number that is not finite.
     """
     hints = _hints(function)
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):
             raise OptionError(f"{name} must be {_words(hints[name])}, got {shown(value)}.")
+        if name in hints and not all(map(_finite, value if isinstance(value, tuple) else (value,))):
+            raise OptionError(f"{name} must be finite, got {shown(value)}.")
 
 
 @cache
@@ -97,6 +100,14 @@ def _fits(value: Any, hint: Any) -> bool:  # noqa: ANN401
         return isinstance(value, Integral) and not isinstance(value, bool)
     kind = origin or hint
     return not (inspect.isclass(kind) or kind is Callable) or _is(value, kind)
+
+
+def _finite(value: Any) -> bool:  # noqa: ANN401
+    """Check that a value is not a number beyond every float, or none; no later check of a range would refuse NaN."""
+    try:
+        return not isinstance(value, Real) or math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 def _all(values: Iterable[Any], parts: Sequence[Any]) -> bool:

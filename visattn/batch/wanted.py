@@ -11,6 +11,7 @@ from typing import Any
 from visattn._support.checks import printable
 from visattn._support.files import exists
 from visattn._support.tables import STATISTICS
+from visattn._support.types import MapFormat
 from visattn.batch import statistics
 from visattn.batch.items import Item
 from visattn.batch.journal import Journal, entries_of, journals_in
@@ -28,6 +29,7 @@ class Wanted:
         kind: Part of the file names that states the method.
         picture: Whether to write a picture.
         raw: Whether to write the raw map, as `save_map` does.
+        raw_ending: Format of the raw map.
         packed: Whether to write the raw maps of a batch into one file, as `pack_maps` does.
         study: Whether to write a study.
         statistics: Whether to write the statistics of each batch.
@@ -38,6 +40,7 @@ class Wanted:
     kind: str
     picture: bool = True
     raw: bool = False
+    raw_ending: MapFormat = "npz"
     packed: bool = False
     study: bool = False
     statistics: bool = False
@@ -47,7 +50,8 @@ class Wanted:
         """Return the files of an image by what they are: `picture`, `raw` and `study`, relative to the folder; none without a name."""
         if not name:
             return {}
-        every = {"picture": f"{name}.{self.kind}.png", "raw": f"{name}.{self.kind}.npz", "study": f"{name}.attn"}
+        raw = "map.png" if self.raw_ending == "png" else self.raw_ending  # not the name of the picture
+        every = {"picture": f"{name}.{self.kind}.png", "raw": f"{name}.{self.kind}.{raw}", "study": f"{name}.attn"}
         return {what: file for what, file in every.items() if getattr(self, what)}
 
     def of_batch(self, first: int) -> dict[str, str]:

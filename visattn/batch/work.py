@@ -297,7 +297,7 @@ def _made(one: _Answered, files: Iterable[str], wanted: Wanted) -> tuple[dict[st
             picture, provenance = answer.draw(**wanted.drawing)
             found["picture"] = to_png(picture, provenance)
         if "raw" in files:
-            found["raw"] = save_map(answer.map, answer.geometry)
+            found["raw"] = save_map(answer.map, answer.geometry, wanted.raw_ending)
         if one.view is not None:
             found["study"] = content([one.view])
     return found, tuple(provenance.warnings)

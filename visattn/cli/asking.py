@@ -1,19 +1,23 @@
-"""Method and target of a command, and the part of file names that states them."""
+"""Method and target of a command, and the parts of file names that state them and the model."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from visattn.cli.late import LateCommand
+from visattn.cli.options import DEFAULT_MODEL
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
     from visattn.pipeline.question import Question
 
 _LONGEST = 40  # characters of a choice in a file name
+_DIGEST = 6  # characters that tell two long names apart
 
 
 def question_of(options: dict[str, Any], **more: Any) -> Question:  # noqa: ANN401 - parameters of the method
@@ -46,3 +50,27 @@ def kind_of(options: dict[str, Any]) -> str:
             plain = name in ("target", "query") and not value.isdigit()
             parts.append(value if plain else f"{name}_{value}")
     return ".".join(parts)
+
+
+def model_of(options: Mapping[str, Any]) -> str:
+    """Return the part of the output's file name that states the model and weights of one's own; empty for the default model."""
+    model, weights = options["model"], options["weights"]
+    if (model, weights) == (DEFAULT_MODEL, "auto"):
+        return ""
+    seed = f"_seed_{options['seed']}" if options["seed"] else ""
+    own = f"none{seed}" if weights == "none" else "" if weights == "auto" else short_name(weights)
+    return "".join(f"{part}." for part in (short_name(model), own) if part)
+
+
+def short_name(source: str) -> str:
+    """Return a part of a file name for a model, a repository or a path: at most 40 letters, digits, dashes and underscores.
+
+    Of a path the last two names are taken, as many folders are called `final`. Long names end in a digest, so they differ if the sources
+    do.
+    """
+    kind, path = re.fullmatch(r"([a-z-]+:)?(.*)", source, re.DOTALL).groups("")  # type: ignore[union-attr] # anything matches
+    names = [name for name in path.split("/") if name not in ("", ".", "..")]
+    name = re.sub(r"[^\w-]+", "_", kind + "_".join(names[-2:])).strip("_") or "model"
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - _DIGEST - 1]}_{sha256(source.encode(errors='surrogateescape')).hexdigest()[:_DIGEST]}"

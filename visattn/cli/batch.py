@@ -15,7 +15,7 @@ import click
 from visattn._support.checks import between, printable
 from visattn._support.files import base_name, exists, is_folder, refusal, write_whole
 from visattn._support.tables import to_json
-from visattn._support.types import Engine
+from visattn._support.types import Engine, MapFormat
 from visattn.cli.asking import kind_of, question_of
 from visattn.cli.commands import complain
 from visattn.cli.late import LateCommand, method_options
@@ -44,7 +44,13 @@ if TYPE_CHECKING:
 @click.argument("images", nargs=-1, required=True)
 @model_options
 @explaining_options
-@click.option("--maps", is_flag=True, help="Also save each raw map as an .npz file.")
+@click.option(
+    "--maps",
+    is_flag=False,
+    flag_value="npz",
+    type=click.Choice(get_args(MapFormat)),
+    help="Also save each raw map, as an .npz file or in the format named after --maps.",
+)
 @click.option("--pack-maps", is_flag=True, help="Save the raw maps of each batch in one .tar file.")
 @click.option("--stats", is_flag=True, help="Also write the statistics of every head over all images.")
 @click.option("--studies", is_flag=True, help="Also save each image as a study (.attn).")
@@ -110,7 +116,8 @@ def batch_command(
     model = _loaded(options["model"], **{**loading, "device": "cpu"} if on_ray else loading)
     drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
     products = {
-        "raw": options["maps"],
+        "raw": options["maps"] is not None,
+        "raw_ending": options["maps"] or "npz",
         "packed": options["pack_maps"],
         "study": options["studies"],
         "statistics": options["stats"],

@@ -13,6 +13,7 @@ import click
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, is_folder, result_names, write_whole
 from visattn._support.types import Interpolation, Sampling
+from visattn.cli.asking import short_name
 from visattn.cli.each import Each
 from visattn.cli.late import Command
 from visattn.cli.options import photo_options, talk_options
@@ -101,7 +102,7 @@ def caption_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._support.tables import to_json
 
-    strips = _strips(images, options["filmstrip"])
+    strips = _strips(images, options["filmstrip"], checkpoint)
     targets = [*strips, *([_json_file(output)] if output else [])]
     check_outputs(targets, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
     _check_there(checkpoint)
@@ -196,8 +197,8 @@ def _row(caption: Caption, name: str) -> dict[str, Any]:
     }
 
 
-def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
-    """Return a distinct filmstrip file for each image; an empty list without --filmstrip."""
+def _strips(images: Sequence[Path], filmstrip: Path | None, checkpoint: Path) -> list[Path]:
+    """Return a distinct filmstrip file for each image, in a folder named by image and captioner; an empty list without --filmstrip."""
     if filmstrip is None:
         return []
     if len(images) == 1 and filmstrip.suffix.lower() in _KINDS:
@@ -207,7 +208,8 @@ def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
         raise OptionError(
             f"{filmstrip.name}: --filmstrip must be a {kinds} file for one image, or a folder for several. Choose another name."
         )
-    return [filmstrip / f"{name}.caption.png" for name in result_names([as_file(image) for image in images])]
+    captioner = short_name(str(checkpoint))
+    return [filmstrip / f"{name}.{captioner}.caption.png" for name in result_names([as_file(image) for image in images])]
 
 
 def _json_file(output: Path) -> Path:

@@ -11,6 +11,7 @@ from visattn._support.checks import printable, whole_number
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.tables import Row, to_csv, to_json, to_text, without_nan
 from visattn._support.types import Property
+from visattn.cli.asking import model_of
 from visattn.cli.late import Command
 from visattn.cli.options import (
     files_read,
@@ -104,11 +105,11 @@ def heads_command(
         refuse_beside("--by-layer", ("layer",))
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
-    Style(**style_of(options))  # raises for values out of range before any file is read
+    Style(**style_of(options)).opaque()  # raises for values out of range before any file is read
     _check_head(options["head"], kind)
     if kind in ("matrix", "stats"):
         refuse_beside(f"--{kind}", tuple(style_of(options)))
-    target = output or Path(f"{as_file(image).stem}.{kind}.png")
+    target = output or Path(f"{as_file(image).stem}.{model_of(options)}{kind}.png")
     if not options["stats"]:
         check_png(target)
     if output is not None or not options["stats"]:

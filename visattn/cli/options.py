@@ -198,7 +198,13 @@ def _options(record: type, names: Sequence[str], defaults: Mapping[str, Any] | N
 
 
 def style_of(options: Mapping[str, Any]) -> StyleOptions:
-    """Return the style among the options."""
+    """Return the style among the options.
+
+    Raises:
+        OptionError: If a transparent picture would have a band below it.
+    """
+    if options["transparent"]:
+        refuse_beside("--transparent", [name for name in ("legend", "caption") if name in options])
     return cast("StyleOptions", {field.name: options[field.name] for field in fields(Style)})
 
 

@@ -11,7 +11,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
-from visattn.cli.asking import kind_of, parameters, question_of
+from visattn.cli.asking import kind_of, model_of, parameters, question_of
 from visattn.cli.each import Each
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
@@ -48,7 +48,9 @@ _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device",
 @explaining_options
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
-@click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this .npz file.")
+@click.option(
+    "--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this file: .npz, .npy, .csv, .tif or .png."
+)
 @output_options
 def overlay_command(
     images: tuple[Path, ...],
@@ -73,7 +75,7 @@ def overlay_command(
         refuse_beside("--map", (*_OF_MODELS, *parameters()))
     if any(map(is_study, images)):
         return _draw_study(images, output, overwrite, as_json, quiet, options)
-    targets = _targets(images, output, "map" if options["map_file"] else kind_of(options))
+    targets = _targets(images, output, "map" if options["map_file"] else model_of(options) + kind_of(options))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
@@ -133,6 +135,9 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
         return []
     if len(images) > 1 or options["map_file"]:
         raise OptionError("--save-map saves the map that a model computed for one image. Pass one image and no --map.")
+    from visattn.maps.formats import map_format
+
+    map_format(options["save_map"])
     return [options["save_map"]]
 
 
@@ -155,6 +160,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     from visattn.drawing.pictures import to_png
     from visattn.loading import load_model
     from visattn.maps import save_map
+    from visattn.maps.formats import map_format
     from visattn.pipeline.explaining import explain_prepared
     from visattn.pipeline.inputs import prepare
     from visattn.pipeline.stages import by_stages, stage_page
@@ -162,7 +168,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     method = question.method
     every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
     if every:
-        refuse_beside("--layer all", ("mass", "legend", "caption", "save_map"))
+        refuse_beside("--layer all", ("mass", "legend", "caption", "transparent", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
@@ -174,7 +180,11 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
         picture, provenance = found.draw(
             **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
         )
-        return to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
+        return (
+            to_png(picture, provenance),
+            provenance,
+            lambda: save_map(found.map, found.geometry, map_format(options["save_map"])),
+        )
 
     return draw
 

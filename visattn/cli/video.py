@@ -9,7 +9,7 @@ import click
 
 from visattn._support.files import check_output
 from visattn._support.types import View
-from visattn.cli.asking import kind_of, question_of
+from visattn.cli.asking import kind_of, model_of, question_of
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
     batch_size_option,
@@ -75,8 +75,8 @@ def video_command(
     visattn video film.mp4 --method attention --view heads -o heads.mp4
     visattn video photo.jpg --walk 48 --method attention -o walk.webp
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    style = Style(**style_of(options))  # raises for values out of range before any file is read
-    target = output or Path(f"{as_file(film).stem}.{kind_of(options)}.mp4")
+    style = Style(**style_of(options)).opaque()  # raises for values out of range before any file is read
+    target = output or Path(f"{as_file(film).stem}.{model_of(options)}{kind_of(options)}.mp4")
     check_output(target, overwrite=overwrite, inputs=[film, *files_read(options)])
     from visattn.batch.films import Looks, write_film
     from visattn.batch.films.drawing import opened

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn._support.checks import printable
+from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
+from visattn.cli.asking import model_of, short_name
 from visattn.cli.late import Command
 from visattn.cli.numbers import numbers_of
 from visattn.cli.options import (
@@ -69,7 +70,9 @@ def view_command(
     visattn view cat.jpg -o cat.attn
     visattn view cat.attn -o cat.html
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    target = _named(output or Path(f"{as_file(images[0]).stem}.view.html"))
+    between(options["max_mb"], 0.1, 1e9, "max_mb")  # click lets NaN pass
+    compared = f"compare_{short_name(options['compare'])}." if options["compare"] else ""
+    target = _named(output or Path(f"{as_file(images[0]).stem}.{model_of(options)}{compared}view.html"))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
     page = {"max_mb": options["max_mb"], "layers": options["layers"], "heads": numbers_of(options["heads"])}
     if target.suffix.lower() == ".attn":

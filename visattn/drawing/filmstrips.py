@@ -103,7 +103,7 @@ def filmstrip(
         notes,
         panel=panel,
         shared_scale=shared_scale,
-        style=Style(**PAGE | style),
+        style=Style(**PAGE | style).opaque(),
     )
     strip = [Cell(panels.photo), *strip]
     across = min(range(4, 8), key=lambda count: (-len(strip) % count, -count)) if columns is None else columns
@@ -165,7 +165,7 @@ def animation(
         notes,
         panel=panel,
         shared_scale=shared_scale,
-        style=Style(**PAGE | style),
+        style=Style(**PAGE | style).opaque(),
     )
     bar = replace(panels.bar(), label=panels.heat.meaning)
     lines = max(len(lines_of(cell.caption)) for cell in strip)

@@ -75,7 +75,7 @@ def gate_page(
         OptionError: If the network has no gates, or none in that layer.
     """
     modules = _chosen(_modules(recording), layer)
-    chosen = Style(**PAGE | style)
+    chosen = Style(**PAGE | style).opaque()
     height = max(1, round(photo.height * panel / photo.width))
     small = photo.resize((panel, height), Image.Resampling.BOX if photo.width > panel else Image.Resampling.BICUBIC)
     place = geometry.resized((height, panel))

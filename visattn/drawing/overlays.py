@@ -10,8 +10,8 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
 from PIL import Image
@@ -22,6 +22,7 @@ from visattn._support.spellings import spelled
 from visattn._support.types import Normalization
 from visattn.data.sources import as_image
 from visattn.drawing import colormaps
+from visattn.drawing.layers import layer_between
 from visattn.drawing.marks import WHITE, inside_only, outline, ring
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import ColorOptions, Style
@@ -52,11 +53,11 @@ def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> P
         heat: A `Heatmap` of one panel, or an array `(height, width)` of the photo's size, of any numeric dtype. The color scale of a
             heatmap is computed from its grid. For an array of signed values pass `normalize="symmetric"`, so that zero is the center
             of the scale.
-        style: `normalize`, `opacity`, `blend`, `colormap`, `contours`, `marks`; see `visattn.drawing.Style`.
+        style: `normalize`, `opacity`, `blend`, `colormap`, `contours`, `marks`, `transparent`; see `visattn.drawing.Style`.
 
     Returns:
-        An RGB picture of the photo's size, hatched where the model dropped the token. PNG files of it store its provenance. For a
-        constant map the photo is returned unchanged, with a warning, except with `normalize="none"`.
+        An RGB picture of the photo's size (RGBA with `transparent`), hatched where the model dropped the token. PNG files of it store
+        its provenance. For a constant map the photo is returned unchanged, with a warning, except with `normalize="none"`.
 
     Raises:
         ShapeError: If the heatmap differs from the photo in size, or has several panels.
@@ -66,10 +67,35 @@ def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> P
     return painted(photo, heat, Style(**style))
 
 
-def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: ANN401
-    """Draw a heatmap over a photo in a given style; see `overlay`."""
-    normalize, opacity, lines = style.normalize, style.opacity, style.lines
+def painted(photo: Any, heat: Heatmap | Any, style: Style, *, quiet: bool = False) -> Picture:  # noqa: ANN401
+    """Draw a heatmap over a photo in a given style; see `overlay`. With `quiet`, no warning tells that nothing could be drawn."""
     picture = as_image(photo)
+    if style.transparent:
+        return layered(picture.size, heat, style, partial(_painted, heat=heat))
+    return _painted(picture, heat=heat, style=style, quiet=quiet)
+
+
+class Draws(Protocol):
+    """Function that draws on a background in a style, and warns of what cannot be drawn unless it is to be quiet."""
+
+    def __call__(self, background: Image.Image, /, *, style: Style, quiet: bool = False) -> Picture:
+        """Return the picture."""
+
+
+def layered(size: tuple[int, int], heat: Heatmap | Any, style: Style, draw: Draws) -> Picture:  # noqa: ANN401
+    """Draw the layer of a picture: what `draw` puts over any background of this size, with the colors of a heatmap."""
+    opaque = replace(style, transparent=False)
+    on_black = draw(Image.new("RGB", size), style=opaque)
+    on_white = draw(Image.new("RGB", size, WHITE), style=opaque, quiet=True)
+    only_colors = replace(opaque, opacity=1, blend="constant", contours=(), marks=False)
+    colors = _painted(Image.new("RGB", size), heat=heat, style=only_colors, quiet=True)
+    made = on_black.provenance
+    layer = layer_between(on_black, on_white, colors, None if style.by_value else style.opacity)
+    return carrying(layer, made.but(drawing=made.drawing | {"transparent": True}))
+
+
+def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quiet: bool = False) -> Picture:  # noqa: ANN401
+    normalize, opacity, lines = style.normalize, style.opacity, style.lines
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
     holed = isinstance(heat, Heatmap) and bool(np.isnan(grid).any())
@@ -84,10 +110,12 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         made = made.but(normalization=normalize, value_range=(low, high))
     made = made.but(drawing=made.drawing | style.facts(signed))
     if seen.height == 0 or seen.width == 0:
-        warn("the model's input contains no pixel of the photo; the photo is unchanged.")
+        if not quiet:
+            warn("the model's input contains no pixel of the photo; the photo is unchanged.")
         return carrying(picture.copy(), made)
     if high - low < _FLAT:
-        warn(f"the map is constant ({low:g}); the photo is unchanged.")
+        if not quiet:
+            warn(f"the map is constant ({low:g}); the photo is unchanged.")
         return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)

@@ -44,10 +44,16 @@ class Picture(Image.Image):
         self.__dict__["info"] = facts
 
     def save(self, fp: Any, format: str | None = None, **params: Any) -> None:  # noqa: ANN401 - as Pillow names it
-        """Save as Pillow does; see `PIL.Image.Image.save`."""
+        """Save as Pillow does; see `PIL.Image.Image.save`.
+
+        Raises:
+            OptionError: If the picture is transparent and the format is JPEG.
+        """
+        kind = format or _FORMATS.get(Path(str(fp)).suffix.lower())
+        check_transparency(kind, transparent=self.mode == "RGBA")
         if text := self.info.get(_KEY):
             params.setdefault("pnginfo", _chunk(text))  # only Pillow's PNG writer reads it
-            if (format or _FORMATS.get(Path(str(fp)).suffix.lower())) in ("JPEG", "WEBP"):
+            if kind in ("JPEG", "WEBP"):
                 params.setdefault("exif", _exif(text))
         super().save(fp, format, **params)
 
@@ -93,6 +99,16 @@ def format_of(path: Path) -> str:
     raise OptionError(
         f"{printable(path.name)}: pictures are written as {', '.join(_FORMATS)}. Choose a name with one of these endings."
     )
+
+
+def check_transparency(kind: str | None, *, transparent: bool) -> None:
+    """Check that a format can hold a picture.
+
+    Raises:
+        OptionError: If the picture is transparent and the format is JPEG.
+    """
+    if transparent and kind in ("JPEG", "JPG"):
+        raise OptionError("JPEG holds no transparency. Choose a name that ends in .png or .webp, or leave transparent out.")
 
 
 def encoded(picture: Image.Image, kind: str) -> bytes:

@@ -156,7 +156,7 @@ def contact_sheet(
             "a contact sheet needs one or two axes, all named as rows or columns: the map has "
             f"{', '.join(attention_map.axes) or 'one panel and no axes'}, got {', '.join(named) or 'none'}."
         )
-    panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=shared_axes, style=Style(**PAGE | style))
+    panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=shared_axes, style=Style(**PAGE | style).opaque())
     heat, place = panels.heat, panels.geometry
     masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
     marked = [(y * place.photo[0] / geometry.photo[0], x * place.photo[1] / geometry.photo[1]) for y, x in points]

@@ -16,6 +16,7 @@ from visattn._support.options import option
 from visattn._support.spellings import value_of
 from visattn._support.types import Blend, Colormap, Interpolation, Normalization
 from visattn.drawing import colormaps
+from visattn.errors import OptionError
 
 
 class ColorOptions(TypedDict, total=False):
@@ -27,6 +28,7 @@ class ColorOptions(TypedDict, total=False):
     colormap: Colormap | None
     contours: Sequence[float] | float
     marks: bool
+    transparent: bool
 
 
 class StyleOptions(ColorOptions, total=False):
@@ -67,6 +69,9 @@ class Style:
         contours: Level in [0, 1] at which a contour line is drawn, or several levels.
         marks: Whether to draw rings: cyan around attention sinks, white around the query. At opacity 0 or 1 they are never drawn, so that
             pixels are exact.
+        transparent: Whether to draw the layer alone, without the photo: an RGBA picture of the photo's size, transparent where the
+            photo would show. Laid over the photo it gives the picture to a level or two of 255; of signed values drawn by value, over
+            the gray photo. For one picture: figures of panels and films have no transparency.
         interpolation: Interpolation between cells, see `AttentionMap.to_heatmap`.
 
     Raises:
@@ -89,6 +94,7 @@ class Style:
         (), "Draw a contour line at this level, from 0 to 1. Can be given several times.", metavar="LEVEL"
     )
     marks: bool = option(True, "Draw rings around attention sinks and the query.")
+    transparent: bool = option(False, "Draw the colors and marks alone, on a transparent ground of the photo's size.")
     interpolation: Interpolation = option("bilinear", "Interpolation between the cells of the map.")
 
     def __post_init__(self) -> None:
@@ -123,6 +129,16 @@ class Style:
     def rings(self) -> bool:
         """True if sinks and query are ringed: not in a picture of the photo or of the colors alone."""
         return self.marks and 0 < self.opacity < 1
+
+    def opaque(self) -> Style:
+        """Return the style itself after checking that it is not transparent, for figures of panels and films.
+
+        Raises:
+            OptionError: If it is.
+        """
+        if self.transparent:
+            raise OptionError("transparent draws the layer of one picture; figures of panels and films have none. Leave it out.")
+        return self
 
     def colors(self, signed: bool) -> str:
         """Return the name of the color map for signed or unsigned values."""

@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, one_of, printable
 from visattn._support.files import regular
 from visattn._support.typed import typed
+from visattn._support.types import MapFormat
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
 from visattn.maps import schema
 from visattn.maps.attention_maps import AttentionMap
 from visattn.maps.facts import MapFacts
+from visattn.maps.formats import ENDINGS, check_axes, encode_grid, image_kind, read_image, read_table
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
@@ -31,24 +33,49 @@ if TYPE_CHECKING:
 
 
 @typed()
-def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
-    """Serialize a map and its geometry as the content of an `.npz` file, which `load_map` reads; `Explanation.save_map` writes one."""
+def save_map(attention_map: AttentionMap, geometry: Geometry, ending: MapFormat = "npz") -> bytes:
+    """Serialize the raw values of a map on its grid as the content of a file; `Explanation.save_map` writes one.
+
+    Args:
+        attention_map: The map, `(*axes, rows, columns)`.
+        geometry: Position of the model's input on the photo.
+        ending: Format of the file, all of which `load_map` reads:
+
+            - `npz` (default): values, layout, geometry and provenance; the only format that restores the axes of a map.
+            - `npy`: the values alone, with any axes.
+            - `csv`: one grid as text of full float32 precision, a line for each row, holes as `NaN`. Geometry and provenance are in
+              lines that begin with `#`.
+            - `tif`, `png`: one grid as 16-bit numbers, with geometry and provenance in the tags. A value is
+              `offset + scale * number`, which differs from the map's by at most half a step, `range / 65535 / 2`. With holes, their
+              number is 0, as the tag `nodata` says, and a step is `range / 65534`.
+
+    Returns:
+        The content.
+
+    Raises:
+        OptionError: If the format is unknown, or holds one grid but the map has several.
+    """
+    one_of(ending, ENDINGS, "ending")
+    check_axes(attention_map.axes, ending)
     facts = map_facts(attention_map, geometry)
+    values = attention_map.values.detach().float().cpu().numpy()
+    if ending != "npz":
+        return encode_grid(values, facts, ending)
     stream = io.BytesIO()
-    np.savez_compressed(stream, values=attention_map.values.detach().float().cpu().numpy(), facts=np.array(json.dumps(facts)))
+    np.savez_compressed(stream, values=values, facts=np.array(json.dumps(facts)))
     return stream.getvalue()
 
 
 def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
-    """Load a map saved by `save_map`, or a plain `.npy` array `(height, width)`.
+    """Load a map saved by `save_map`, or a plain array `(height, width)`: `.npy`, `.csv` without a header, or a gray `.tif` or `.png`.
 
     Loading never executes code from the file, so files from untrusted sources are safe to read.
 
     Args:
-        path: Path of an `.npz` or `.npy` file.
+        path: Path of the file.
 
     Returns:
-        The map with its geometry, or the array.
+        The map with its geometry, or the array if the file has no facts about a map, as `.npy`.
 
     Raises:
         MapError: If the file is neither a map nor an array, or its content is invalid.
@@ -56,20 +83,29 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
     name = printable(os.fspath(path))
     try:
         with regular(Path(path)).open("rb") as stream:
-            return _read(stream, name)
-    except MapError:
-        raise
-    except Exception as error:  # numpy, zipfile and json raise many types for damaged files
+            return _placed(_content(stream, Path(path)), name)
+    except MapError as error:  # of the values, without the name of the file
+        raise error if str(error).startswith(f"{name}: ") else MapError(f"{name}: {error}") from error
+    except Exception as error:  # numpy, zipfile, Pillow and json raise many types for damaged files
         raise MapError(
             f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
         ) from error
 
 
-def _read(stream: IO[bytes], name: str) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
-    read = schema.read(stream)
-    if isinstance(read, np.ndarray):
-        return read
-    facts, values = read
+def _content(stream: IO[bytes], path: Path) -> tuple[schema.Facts, NDArray[np.float32]] | NDArray[np.float32]:
+    """Read facts and values, or an array, in the format that the content has; tables are known by their ending."""
+    if kind := image_kind(stream):
+        return read_image(stream, kind)
+    return read_table(stream) if path.suffix.lower() == ".csv" else schema.read(stream)
+
+
+def _placed(
+    content: tuple[schema.Facts, NDArray[np.float32]] | NDArray[np.float32], name: str
+) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
+    """Return the map with its geometry, or the array."""
+    if isinstance(content, np.ndarray):
+        return content
+    facts, values = content
     geometry = Geometry.from_dict(place) if (place := facts["provenance"].get("geometry")) else None
     if geometry is None:
         raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
@@ -108,7 +144,7 @@ def load_maps(path: str | os.PathLike[str]) -> Iterator[tuple[str, AttentionMap,
         with tarfile.open(regular(Path(path)), "r:") as archive:
             for member in archive:
                 stream, name = archive.extractfile(member), f"{shown}/{printable(member.name)}"
-                found = None if stream is None else _read(stream, name)
+                found = None if stream is None else _placed(schema.read(stream), name)
                 if not isinstance(found, tuple):
                     raise MapError(f"{name}: an array or a folder. Pass a file of visattn.maps.pack_maps (--pack-maps).")
                 yield (member.name.removesuffix(".npz"), *found)

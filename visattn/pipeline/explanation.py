@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,14 +18,15 @@ from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.drawing.marks import draw_box, draw_glimpses, outline
-from visattn.drawing.overlays import painted, rgb_components, ringed
+from visattn.drawing.overlays import layered, painted, rgb_components, ringed
 from visattn.drawing.pages import Bar, captioned
-from visattn.drawing.pictures import Picture, carrying, encoded, format_of, to_png
+from visattn.drawing.pictures import Picture, carrying, check_transparency, encoded, format_of, to_png
 from visattn.drawing.sheets import contact_sheet
 from visattn.drawing.style import Style, StyleOptions
-from visattn.errors import ShapeError
+from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, save_map, value_range
+from visattn.maps.formats import map_format
 from visattn.maps.scaling import resolved
 from visattn.provenance import Provenance
 
@@ -116,28 +118,28 @@ class Explanation:
 
         Raises:
             ShapeError: If the map has components, but not three.
+            OptionError: If an option is unknown or out of range, or `transparent` is combined with a band or components.
         """
+        chosen = Style(**style)
+        if chosen.transparent and (legend or caption):
+            raise OptionError("transparent draws a layer of the photo's size, without a band. Leave legend and caption out.")
         if "component" in self.map.axes:
+            if chosen.transparent:
+                raise OptionError(
+                    "components fill every pixel with their colors, so no layer is transparent. Leave transparent out."
+                )
             if self.map.values.shape[: len(self.map.axes)] != (3,):
                 raise ShapeError(
                     f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
                 )
             parts = rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
-        chosen = Style(**style)
         if chosen.normalize == "auto" and self.map.facts.pixelwise:
             chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         heat = self.heatmap(chosen.interpolation)
-        colored = painted(self.photo, heat, chosen)
+        draw = partial(self._drawn, heat=heat, mass=mass)
+        colored = layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
         picture: Image.Image = colored
-        if mass is not None:
-            mask = self.panel.mass(mass).to_heatmap(self.geometry, "nearest")
-            picture = ringed(outline(picture, mask), heat, chosen)  # no line hides a ring
-        for glimpses in self.map.facts.glimpses:
-            on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
-            picture = draw_glimpses(picture, on_photo, heat.seen)
-        for found in self.map.facts.detections:
-            picture = draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
         made = colored.provenance
         bar = None
         if legend:
@@ -149,6 +151,22 @@ class Explanation:
         asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
         made = made.but(drawing=made.drawing | asked)
         return carrying(picture, made), made
+
+    def _drawn(
+        self, background: Image.Image, /, *, heat: Heatmap, mass: float | None, style: Style, quiet: bool = False
+    ) -> Picture:
+        """Draw heatmap, outline, glimpses and boxes on a background of the photo's size."""
+        colored = painted(background, heat, style, quiet=quiet)
+        picture: Image.Image = colored
+        if mass is not None:
+            mask = self.panel.mass(mass).to_heatmap(self.geometry, "nearest")
+            picture = ringed(outline(picture, mask), heat, style)  # no line hides a ring
+        for glimpses in self.map.facts.glimpses:
+            on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
+            picture = draw_glimpses(picture, on_photo, heat.seen)
+        for found in self.map.facts.detections:
+            picture = draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
+        return carrying(picture, colored.provenance)
 
     def _caption(self, rings: bool = True) -> list[str]:
         """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
@@ -182,21 +200,33 @@ class Explanation:
             The path.
 
         Raises:
-            OptionError: If the ending is another one.
+            OptionError: If the ending is another one, or stands for JPEG and the picture is transparent.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
         target = check_output(Path(path), overwrite=overwrite)
         kind = format_of(target)
+        check_transparency(kind, transparent=bool(options.get("transparent")))
         return write_whole(target, encoded(self.overlay(**options), kind))
 
     @typed()
     def save_map(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Save the raw map, its position on the photo and its provenance as a .npz file, which `visattn.load_map` reads.
+        """Save the raw map on its grid, which `visattn.load_map` reads.
+
+        Args:
+            path: File whose ending names the format: .npz, .npy, .csv, .tif or .png; `visattn.save_map` says what each holds. Its
+                folder is created.
+            overwrite: Whether an existing file may be replaced.
+
+        Returns:
+            The path.
 
         Raises:
+            OptionError: If the ending is another one, or stands for a format of one grid and the map has several.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        return write_whole(check_output(Path(path), overwrite=overwrite), save_map(self.map, self.geometry))
+        ending = map_format(Path(path))
+        content = save_map(self.map, self.geometry, ending)
+        return write_whole(check_output(Path(path), overwrite=overwrite), content)
 
     def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401
         """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.

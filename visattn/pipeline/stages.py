@@ -106,7 +106,7 @@ def stage_page(explanations: Sequence[Explanation], *, panel: int = 224, **style
     """
     if not explanations:
         raise OptionError("a figure needs at least one explanation, got none.")
-    chosen = Style(**PAGE | style)
+    chosen = Style(**PAGE | style).opaque()
     panels = [
         Panels(one.photo, one.panel, one.geometry, panel=panel, shared_axes=(), style=chosen, ranges=True) for one in explanations
     ]

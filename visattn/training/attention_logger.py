@@ -135,7 +135,7 @@ class AttentionLogger:
         seen = images if isinstance(images, Prepared) else prepare_tensor(images, self._model)
         self._seen = replace(seen, pixels=seen.pixels.detach().cpu().clone())
         options: dict[str, Any] = {"panel": _PANEL, **PAGE, **(style or {})}
-        self._panel, self._style = round(between(options.pop("panel"), 32, 2000, "panel")), Style(**options)
+        self._panel, self._style = round(between(options.pop("panel"), 32, 2000, "panel")), Style(**options).opaque()
         self._question = ask(method, parameters, Target(_classes(target), labels=labels))
         if self._question.method is not None and not _drawable(self._question.method):
             known = ", ".join(name for name, each in METHODS.items() if _drawable(each))

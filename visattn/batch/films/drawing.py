@@ -105,7 +105,7 @@ def explain_video(
     file = check_output(Path(output), overwrite=overwrite, inputs=[Path(source)])
     check_name(file)
     looks = Looks(**{name: options.pop(name) for name in FilmOptions.__annotations__ if name in options})
-    style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options})
+    style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options}).opaque()
     asked = asked_of(method, target, {**options, **start_of(looks.walk, method, options.get("query"))}, seed)
     film = opened(source, asked.how, looks)
     if isinstance(model, str):

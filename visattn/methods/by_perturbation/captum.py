@@ -23,6 +23,7 @@ from visattn.methods.segments import Parts, Segments
 from visattn.records import Recording
 
 _BOUND = 1e-3  # least distance of a sample's leverage from 1
+_MOST_NOISE = 100  # times the range of the values, far beyond any image
 
 
 def integrated_gradients(
@@ -105,9 +106,10 @@ def smoothgrad(
         Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017, arXiv:1706.03825. Differs: the sign is kept.
     """
     attr = captum_of("smoothgrad", samples=samples, batch_size=batch_size)
-    if noise <= 0:
+    if not 0 < noise <= _MOST_NOISE:
         raise OptionError(
-            f"noise must be a positive share of the range of the image's values, got {noise:g}. Use captum.saliency for no noise."
+            f"noise must be a positive share of the range of the image's values, up to {_MOST_NOISE}, got {noise:g}. "
+            "Use captum.saliency for no noise."
         )
 
     def kernel(asked: KernelInput) -> KernelOutput:
@@ -267,7 +269,7 @@ def lime(
         between their pixels and the image's.
     """
     attr = captum_of("lime", "sklearn", samples=samples, batch_size=batch_size)
-    if l1 < 0:
+    if not 0 <= l1 < math.inf:
         raise OptionError(f"l1 must be 0 or more, as a share of the score's rise, got {l1:g}.")
     from captum._utils.models.linear_model import SkLearnLasso, SkLearnLinearRegression
 
