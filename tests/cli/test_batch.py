@@ -17,6 +17,7 @@ from visattn.batch import Asked, Wanted, Work
 from visattn.batch.settings import settings_of
 from visattn.batch.statistics import in_turn
 from visattn.cli.batch import batch_command
+from visattn.maps import load_map
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
 from visattn.pipeline.targets import Target
@@ -72,6 +73,27 @@ def test_maps_names_a_format(given: list[str], raw: str | None, monkeypatch: pyt
     batch_command.main(["photos", *given], standalone_mode=False)
     wanted = Wanted(Path("out"), "rollout", raw=kept["maps"] is not None, raw_ending=kept["maps"] or "npz")
     assert wanted.of_image("a") == {"picture": "a.rollout.png"} | ({"raw": raw} if raw else {})
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy", "csv", "tif", "png"])
+def test_maps_are_written_in_the_format_that_is_named(ending: str, run: Run, photos: Path) -> None:
+    rolled = (*TINY, "--method", "rollout", "--batch-size", "1")
+    code, _, err = run("batch", photos / "a.png", *rolled, "--maps", ending, "-o", "out")
+    assert code == 0, err
+    assert run("overlay", photos / "a.png", *rolled[:-2], "--save-map", f"alone.{ending}")[0] == 0
+    written, alone = load_map(f"out/a.rollout.{'map.' * (ending == 'png')}{ending}"), load_map(f"alone.{ending}")
+    if isinstance(written, tuple) and isinstance(alone, tuple):
+        assert written[1] == alone[1]
+        written, alone = written[0].numpy(), alone[0].numpy()
+    np.testing.assert_allclose(np.asarray(written), np.asarray(alone), atol=1e-7)
+
+
+def test_heads_in_a_format_of_one_grid_end_the_run(run: Run, photos: Path) -> None:
+    (photos / "d.png").unlink()
+    code, _, err = run("batch", photos, *TINY, "--method", "attention", "--maps", "tif", "-o", "out")
+    assert code != 0
+    assert ".tif holds one grid, but the map has one for each head. Save it as .npz." in err
+    assert not [*Path("out").rglob("*.tif")]
 
 
 def test_maps_in_another_format_are_refused(run: Run, photos: Path) -> None:

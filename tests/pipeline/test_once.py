@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(home, name, counted)
 
-    counting(loading, "_read", "photo read")
+    counting(loading, "read_bytes", "photo read")
     counting(loading, "_split", "photo converted")
     counting(question, "check_types", "parameters bound")
     counting(spec.InputSpec, "checked", "input specification built")
