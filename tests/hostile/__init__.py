@@ -14,11 +14,27 @@ import timm
 import torch
 
 import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
-from tests.hostile import commands, driver, folders, maps, models
+from tests.hostile import archives, commands, driver, folders, maps, models
 from visattn import captioning  # noqa: F401
-from visattn.cli import caption, heads, inspect, list, overlay, stats, train  # noqa: F401
+from visattn.cli import batch, caption, heads, inspect, list, overlay, stats, train, video  # noqa: F401
 
-KINDS = {"maps": maps.cases, "models": models.cases, "folders": folders.cases, "commands": commands.cases}
+KINDS = {
+    "maps": maps.cases,
+    "models": models.cases,
+    "folders": folders.cases,
+    "commands": commands.cases,
+    "archives": archives.cases,
+}
+
+_LATE = (
+    "tqdm",
+    "fsspec.implementations.zip",
+    "fsspec.implementations.tar",
+    "fsspec.implementations.local",
+    "visattn.batch.films",
+    "visattn.batch.statistics",
+    "visattn.cli.studies",
+)  # what commands import when they run
 
 
 def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True) -> Iterator[driver.Outcome]:
@@ -26,5 +42,7 @@ def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True
     torch.set_num_threads(1)  # threads do not survive a fork
     timm.create_model("vit_tiny_patch16_224")  # preloads what the first use imports
     os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
+    for name in _LATE:
+        importlib.import_module(name)
     importlib.import_module("visattn.drawing.plots.learning_curves")  # finds the fonts of the system, in the folder above
     yield from driver.run(KINDS[kind](seed, count), folder / kind, net=net)
