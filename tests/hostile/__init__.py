@@ -14,7 +14,7 @@ import timm
 import torch
 
 import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
-from tests.hostile import archives, commands, driver, folders, maps, models
+from tests.hostile import archives, commands, driver, folders, journals, lists, maps, models
 from visattn import captioning  # noqa: F401
 from visattn.cli import batch, caption, heads, inspect, list, overlay, stats, train, video  # noqa: F401
 
@@ -24,6 +24,8 @@ KINDS = {
     "folders": folders.cases,
     "commands": commands.cases,
     "archives": archives.cases,
+    "journals": journals.cases,
+    "lists": lists.cases,
 }
 
 _LATE = (
@@ -31,6 +33,9 @@ _LATE = (
     "fsspec.implementations.zip",
     "fsspec.implementations.tar",
     "fsspec.implementations.local",
+    "fsspec.implementations.reference",
+    "fsspec.implementations.cached",
+    "jinja2",
     "visattn.batch.films",
     "visattn.batch.statistics",
     "visattn.cli.studies",

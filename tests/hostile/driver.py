@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -181,6 +182,8 @@ def _child(
 def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
     """Redirect streams to files and run the command, inside the child process."""
     code = 99
+    for ours in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        ours.atexit = False  # the temporary folders of the driver
     try:
         for name, number in (("out", 1), ("err", 2)):
             os.dup2(os.open(work.parent / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -203,6 +206,7 @@ def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
     except BaseException:
         traceback.print_exc()
     with contextlib.suppress(Exception):
+        weakref.finalize._exitfunc()  # type: ignore[attr-defined] # as at the end of a process
         sys.stdout.flush()
         sys.stderr.flush()
     return code
