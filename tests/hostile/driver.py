@@ -113,6 +113,8 @@ def _place(place: Path) -> Path:
     """Make the folders of a case; return the one in which its command runs."""
     for name in ("work", "home", "tmp", "cache"):
         (place / name).mkdir(parents=True)
+    for name in ("out", "err"):
+        (place / name).touch()  # a signal may end the command before it opens them
     return place / "work"
 
 

@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.hostile.driver import Case
 from tests.hostile.photos import RUN, SECRET, Expected, canary, options, photo, place_of
