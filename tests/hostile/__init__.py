@@ -14,7 +14,7 @@ import timm
 import torch
 
 import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
-from tests.hostile import archives, commands, driver, films, folders, journals, lists, maps, models
+from tests.hostile import archives, commands, configurations, driver, films, folders, journals, lists, maps, models
 from visattn import captioning  # noqa: F401
 from visattn.cli import batch, caption, heads, inspect, list, overlay, stats, train, video  # noqa: F401
 
@@ -27,6 +27,7 @@ KINDS = {
     "journals": journals.cases,
     "lists": lists.cases,
     "films": films.cases,
+    "configurations": configurations.cases,
 }
 
 _LATE = (

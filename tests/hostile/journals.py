@@ -98,7 +98,7 @@ def cases(seed: int, count: int) -> Iterator[Case]:
 
         def prepare(folder: Path, words: tuple[str, ...] = words, edit: Edit = edit, after_edit: Edit = after_edit) -> list[str]:
             place_of(folder)
-            done = _finished(words)
+            done = finished(words)
             shutil.copytree(done / "photos", folder / "photos")
             shutil.copytree(done / OUT, folder / OUT)
             edit(folder)
@@ -112,7 +112,7 @@ Edit = Callable[[Path], None]
 
 
 @functools.cache
-def _finished(words: tuple[str, ...]) -> Path:
+def finished(words: tuple[str, ...]) -> Path:
     """Return a folder with photos, and what a run over them has written."""
     place, mine = Path(tempfile.mkdtemp(prefix="hostile-")), os.getpid()
     atexit.register(lambda: shutil.rmtree(place) if os.getpid() == mine else None)  # not when a forked child exits
