@@ -1,6 +1,9 @@
-"""Fuzzer: a seeded generator of hostile maps, model files, run folders and command lines, and a driver that checks the outcomes.
+"""Fuzzer: seeded generators of hostile inputs, and a driver that checks the outcomes.
 
-`python -m tests.hostile [--count 500] [--seed 0] [--no-net] [--only maps]` runs all cases; the default test suite runs a few of each kind.
+The inputs are maps, model files, run folders, command lines, archives, journals, lists, films and configurations. A command must end with a
+result or one line for each failed input. It must change nothing but its outputs, run no code of an input, and draw the right photo.
+
+`python -m tests.hostile [--count 500] [--seed 0] [--no-net] [--only maps]` runs the cases; the test suite runs a few of each kind.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ KINDS = {
     "films": films.cases,
     "configurations": configurations.cases,
 }
+FULL = {
+    **dict.fromkeys(("maps", "models", "folders", "commands"), 125),
+    **{"archives": 500, "journals": 300, "lists": 300, "films": 200, "configurations": 200},
+}  # cases of each kind in a full run
 
 _LATE = (
     "tqdm",

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.hostile.driver import Case
 from tests.hostile.photos import RUN, Expected, canary, options, photo, place_of
@@ -186,7 +187,11 @@ def _member(name: str, data: bytes = b"", dice: random.Random | None = None, **f
     info.size = len(data)
     for key, value in fields.items():
         setattr(info, key, value)
-    formats = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, *([tarfile.USTAR_FORMAT] if len(name) < 90 and name.isascii() else [])]
+    formats: list[Any] = [
+        tarfile.PAX_FORMAT,
+        tarfile.GNU_FORMAT,
+        *([tarfile.USTAR_FORMAT] if len(name) < 90 and name.isascii() else []),
+    ]
     return info.tobuf(dice.choice(formats) if dice else tarfile.PAX_FORMAT, "utf-8", "surrogateescape") + _padded(data)
 
 
@@ -248,10 +253,8 @@ def _refusable(archive: Archive) -> Archive:
 
 def _tar_names(dice: random.Random) -> Archive:
     name = dice.choice(NAMES)
-    if "\0" in name:
-        data = _pax(_record(b"path", name.encode())) + _member("h.png", photo(7))
-    else:
-        data = _member(name, photo(7), dice)
+    with_zero = _pax(_record(b"path", name.encode(errors="replace"))) + _member("h.png", photo(7))
+    data = with_zero if "\0" in name else _member(name, photo(7), dice)
     return _listed(_tar(dice, data, may={7}), name)
 
 
@@ -413,7 +416,7 @@ def _tar_other_kinds(dice: random.Random) -> Archive:
         ]
     )
     target = dice.choice(["../outside/secret.png", "/etc/passwd", "g1.png", "h.png", "/dev/zero", "", "x" * 3000])
-    info = {"type": kind, "linkname": target if kind == tarfile.SYMTYPE else "", "devmajor": 1, "devminor": 5}
+    info: dict[str, Any] = {"type": kind, "linkname": target if kind == tarfile.SYMTYPE else "", "devmajor": 1, "devminor": 5}
     data = photo(7) if kind in (tarfile.CONTTYPE, b"Z") else b""
     return _tar(dice, _member(dice.choice(["h.png", "sub/h.png"]), data, **info), may={7, 1})
 

@@ -12,6 +12,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ MODELS = ("vit", "detr", "timm")
 CONFIG, PROCESSOR, WEIGHTS, INDEX = "config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLE, MODULE = "PICKLE", "evil"  # in values: the path of a pickle that leaves a trace; a module that does
 HUGE = (10**6, 10**9, 2**63, 10**30)
-SIZES = (0, -1, 1, 3, 7, 0.5, float("nan"), float("inf"), "16", None, [16], [], {}, True, *HUGE)
+SIZES: tuple[Any, ...] = (0, -1, 1, 3, 7, 0.5, float("nan"), float("inf"), "16", None, [16], [], {}, True, *HUGE)
 NAMED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (
         "architectures",
@@ -270,20 +271,19 @@ def _saved() -> Path:
     """Write a folder for each model."""
     place, mine = Path(tempfile.mkdtemp(prefix="hostile-")), os.getpid()
     atexit.register(lambda: shutil.rmtree(place) if os.getpid() == mine else None)  # not when a forked child exits
-    transformers.utils.logging.disable_progress_bar()
+    library: Any = transformers  # whose types lack names that its classes take
+    library.utils.logging.disable_progress_bar()
     small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    vit = transformers.ViTConfig(**small, image_size=32, patch_size=16, num_labels=3)
-    transformers.ViTForImageClassification(vit).save_pretrained(place / "vit")
-    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(place / "vit")
-    features = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
-    )
+    vit = library.ViTConfig(**small, image_size=32, patch_size=16, num_labels=3)
+    library.ViTForImageClassification(vit).save_pretrained(place / "vit")
+    library.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(place / "vit")
+    features = library.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"])
     sizes = {
         f"{part}_{name}": number
         for part in ("encoder", "decoder")
         for name, number in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
     }
-    detr = transformers.DetrConfig(
+    detr = library.DetrConfig(
         use_timm_backbone=False,
         use_pretrained_backbone=False,
         backbone=None,
@@ -293,12 +293,12 @@ def _saved() -> Path:
         num_labels=3,
         **sizes,
     )
-    transformers.DetrForObjectDetection(detr).save_pretrained(place / "detr")
-    transformers.DetrImageProcessor(size={"shortest_edge": 32, "longest_edge": 64}).save_pretrained(place / "detr")
-    timm = transformers.TimmWrapperConfig(
+    library.DetrForObjectDetection(detr).save_pretrained(place / "detr")
+    library.DetrImageProcessor(size={"shortest_edge": 32, "longest_edge": 64}).save_pretrained(place / "detr")
+    timm = library.TimmWrapperConfig(
         architecture="vit_tiny_patch16_224", model_args={"img_size": 32, "depth": 2, "embed_dim": 48}, num_labels=3
     )
-    transformers.TimmWrapperForImageClassification(timm).save_pretrained(place / "timm")
+    library.TimmWrapperForImageClassification(timm).save_pretrained(place / "timm")
     return place
 
 
@@ -309,7 +309,7 @@ def _of_a_model(dice: random.Random) -> Case:
     pickles = dice.sample(PICKLES, 2) if dice.random() < 0.5 else []
     words = dice.choice([["overlay", "photo.png"], ["overlay", "photo.png"], ["inspect"], ["batch", "photo.png"]])
     weights = ["--weights", "none"] if dice.random() < 0.15 else []
-    output = {"overlay": ["-o", "o.png"], "batch": ["-o", OUT], "inspect": []}[words[0]]
+    output: list[str] = {"overlay": ["-o", "o.png"], "batch": ["-o", OUT], "inspect": []}[words[0]]
 
     def prepare(folder: Path) -> list[str]:
         outside = place_of(folder)
@@ -328,8 +328,8 @@ def _of_a_model(dice: random.Random) -> Case:
                 (where / name).write_text(
                     canary(folder, name.replace("/", "-")) + "class Config: pass\nclass Model: pass\nclass Processor: pass\n"
                 )
-        name = ["hf:model"] if words[0] == "inspect" else ["--model", "hf:model", *weights, "-q"]
-        return [*words, *name, *output]
+        named = ["hf:model"] if words[0] == "inspect" else ["--model", "hf:model", *weights, "-q"]
+        return [*words, *named, *output]
 
     outputs = tuple(output[1:])
     kind = " ".join(edit.__doc__ or "" for edit in edits)
@@ -348,8 +348,10 @@ def _path(value: Any, place: Path) -> Any:
 
 
 def _changed(file: Path, change: Callable[[Any], Any]) -> None:
-    told = json.loads(file.read_text()) if file.is_file() else {}
-    told = change(told)
+    try:
+        told = change(json.loads(file.read_text()) if file.is_file() else {})
+    except (ValueError, RecursionError):  # another change has damaged it
+        return
     file.write_bytes(folders._text(told).encode("utf-8", "surrogatepass"))
 
 
@@ -478,7 +480,7 @@ def _index(dice: random.Random, _model: str) -> Edit:
             WEIGHTS,
         ]
     )
-    whole = dice.choice(
+    whole: Any = dice.choice(
         [
             None,
             None,
@@ -496,13 +498,12 @@ def _index(dice: random.Random, _model: str) -> Edit:
 
     def edit(place: Path) -> None:
         file = place / WEIGHTS
-        if file.is_file():
-            with file.open("rb") as stream:
-                names = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
-            names.pop("__metadata__", None)
+        names = ["x"]
+        if file.is_file() and not file.is_symlink():
+            with suppress(ValueError, struct.error, RecursionError, OverflowError, AttributeError), file.open("rb") as stream:
+                found = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
+                names = [name for name in found if name != "__metadata__"]
             file.rename(place / "part.safetensors")
-        else:
-            names = {"x": 0}
         parts = {name: "part.safetensors" if number else part for number, name in enumerate(names)}
         told = {"metadata": {"total_size": 9}, "weight_map": parts} if whole is None else whole
         (place / INDEX).write_text(json.dumps(_path(told, place)))

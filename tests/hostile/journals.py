@@ -246,7 +246,7 @@ def _flips(dice: random.Random, _expected: Expected) -> Edit:
     def edit(lines: list[bytes], _: Path) -> list[bytes]:
         own, line = random.Random(key), bytearray(lines[which])
         start = line.index(b'", "') + 1
-        for _ in range(own.choice([1, 2, 10])):
+        for _flip in range(own.choice([1, 2, 10])):
             line[own.randrange(start, len(line) - 1)] ^= 1 << own.randrange(8)
         return [*lines[:which], bytes(line), *lines[which + 1 :]]
 
@@ -308,11 +308,8 @@ def _instead(kind: str, path: Path, outside: Path) -> None:
     elif kind == "hard link":
         os.link(outside / "victim", path)
     else:
-        path.symlink_to(
-            {"link": outside / "victim", "dangling": outside / "new", "into": outside, "zero": "/dev/zero", "itself": path.name}[
-                kind
-            ]
-        )
+        targets = {"link": outside / "victim", "dangling": outside / "new", "into": outside, "zero": Path("/dev/zero")}
+        path.symlink_to(targets.get(kind, path.name))
 
 
 _KINDS = ("pipe", "socket", "folder", "file", "hard link", "link", "dangling", "into", "zero", "itself")
@@ -327,7 +324,8 @@ def _other_journal(dice: random.Random, expected: Expected) -> Edit:
 def _linked_journal(dice: random.Random, expected: Expected) -> Edit:
     """Move the journal elsewhere, and link to it: what is outside of the folder must not be written."""
     expected.ends, expected.stays = True, (JOURNAL,)
-    link = dice.choice([os.link, os.symlink])
+    make: list[Callable[[Path, Path], None]] = [os.link, os.symlink]
+    link = dice.choice(make)
 
     def edit(folder: Path) -> None:
         outside = folder.parent / "outside" / JOURNAL
@@ -373,7 +371,8 @@ def _other_picture(dice: random.Random, expected: Expected) -> Edit:
 
 def _linked_picture(dice: random.Random, expected: Expected) -> Edit:
     """Move a picture elsewhere, and link to it; the photo is another one now, so its picture must be written."""
-    link = dice.choice([os.link, os.symlink])
+    make: list[Callable[[Path, Path], None]] = [os.link, os.symlink]
+    link = dice.choice(make)
     expected.ends = True
     expected.must["p2.png"] = 5
 

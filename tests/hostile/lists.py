@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.hostile.driver import Case
 from tests.hostile.photos import RUN, SECRET, Expected, canary, options, photo, place_of
@@ -289,7 +289,7 @@ def _damaged(dice: random.Random, expected: Expected) -> Write:
     """Write a list that is no text, or of another encoding."""
     lines = _drawn(dice, expected)
     _loosened(expected)
-    make = dice.choice(
+    make: Callable[[bytes], bytes] = dice.choice(
         [
             lambda text: text.decode(errors="replace").encode("utf-16"),
             lambda text: text.decode(errors="replace").encode("utf-32-be"),
@@ -318,7 +318,7 @@ def _damaged_table(dice: random.Random, expected: Expected) -> Write:
     lines = _drawn(dice, expected)
     _loosened(expected)
     wide = ",".join(["x"] * 1_000_000)
-    make = dice.choice(
+    make: Callable[[bytes], bytes] = dice.choice(
         [
             lambda text: b'image\n"' + text,
             lambda text: b"image\n" + text + b'"g1.png\n',

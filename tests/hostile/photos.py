@@ -99,7 +99,7 @@ class Expected:
         known: set[int | None] = {*needed, *self.may}
         known |= {None} if -1 in known else set()
         wrong = [f"{path.relative_to(out)} shows {number}" for path, number in shown.items() if number not in known]
-        missing = Counter(needed) - Counter(shown.values())
+        missing = Counter(needed) - Counter(number for number in shown.values() if number is not None)
         wrong += [f"no picture of {sorted(missing.elements())}"] if missing else []
         wrong += [f"refused as a whole ({found.code})"] if missing and found.code > 1 else []
         wrong += [f"{path.relative_to(out)} is {kind}" for path, kind in _odd(out) if path.name not in self.stays]
@@ -178,7 +178,7 @@ def _shown(path: Path) -> int | None:
             colors = picture.convert("RGB").getcolors(1)
     except (OSError, ValueError):
         return None
-    return _NUMBERS.get(colors[0][1]) if colors else None  # type: ignore[call-overload, no-any-return]
+    return _NUMBERS.get(colors[0][1]) if colors else None  # type: ignore[arg-type]
 
 
 def _odd(out: Path) -> Iterable[tuple[Path, str]]:

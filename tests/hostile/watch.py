@@ -1,8 +1,8 @@
 """Watch on the file system: it shows what a child process creates, changes or removes outside its own folder.
 
-As root, the child runs in a namespace of its own: an overlay lies over the file system, so the upper layer holds each change, and nothing is
-changed in fact. It has device files of its own and no network. Elsewhere, an audit hook of Python in the child notes what it opens for
-writing, renames or removes.
+As root, the child runs in a namespace of its own. An overlay lies over the file system, so the upper layer holds each change, and nothing
+is changed in fact. The child has device files of its own and no network. Elsewhere, an audit hook of Python in the child notes what it
+opens for writing, renames or removes.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Watch:
         (self._place / "root").mkdir()
         devices = self._place / "dev"
         (devices / "shm").mkdir(parents=True)
-        for name, number in _NODES.items():
-            os.mknod(devices / name, 0o666 | stat.S_IFCHR, os.makedev(*number))
+        for name, numbers in _NODES.items():
+            os.mknod(devices / name, 0o666 | stat.S_IFCHR, os.makedev(*numbers))
             (devices / name).chmod(0o666)
         for name, target in {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}.items():
             (devices / name).symlink_to(f"/proc/self/{target}")
@@ -216,7 +216,7 @@ def _loopback() -> None:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14s", b"lo", 0x41, b""))
 
 
-def _call(name: str, *arguments: Any) -> None:  # noqa: ANN401
+def _call(name: str, *arguments: Any) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     given = [ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments]
     if getattr(libc, name)(*given):
