@@ -32,3 +32,16 @@ def test_hostile_inputs_give_a_result_or_a_one_line_error(kind: str, net: bool) 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"{SHARE[net]} hostile inputs with{'' if net else 'out'} the nets (seed {2 - net}): 0 wrong")
+
+
+def test_oracles_of_the_hostile_inputs_can_fail() -> None:
+    """Run in a separate process, since it forks and takes a file system of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.oracles"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

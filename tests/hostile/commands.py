@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -76,7 +78,7 @@ OUTPUTS = (
     "sub/o.png",
     "p.png",
     "photos",
-    "/dev/full/x.png",
+    "full/x.png",
     "a" * 300 + ".png",
     "O.PNG",
     ".png",
@@ -112,6 +114,8 @@ def _prepare(arguments: list[str], folder: Path) -> list[str]:
     frames[0].save(folder / "film.gif", save_all=True, append_images=frames[1:], duration=100)
     (folder / "list.txt").write_text("p.png\nmissing.png\nphotos/a.png\n")
     os.mkfifo(folder / "pipe")
+    with contextlib.suppress(PermissionError):  # a device of its own: what is written in its place would replace it
+        os.mknod(folder / "full", 0o666 | stat.S_IFCHR, os.makedev(1, 7))
     return arguments
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import resource
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
+import unicodedata
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tests.hostile.watch import State, Watch, state
+
 LONGEST = 10.0  # CPU seconds; on a slow machine `SLOWER` times those of a usual command
 SLOWER = 6.0
 HANGS = 60.0  # wall-clock seconds, on a machine with other load; more on a slow one
 CODES = {0, 1, 2, 3, 4, 5}
+MEMORY = 4 << 30  # bytes that a command may reserve, beyond those of the driver
+LARGEST = 1 << 30  # bytes of the largest file that it may write
 _USUAL = "overlay photo:chelsea --model vit_tiny_patch16_224 --weights none --method rollout -o out.png"
 
 
@@ -31,6 +39,9 @@ class Case:
         outputs: Files and folders that the command may write, relative to that folder; a file also as a pattern.
         prints: Whether the result is printed, so that no file has to exist.
         judge: Function of folder, arguments and exit code that describes what is wrong afterward; it replaces the check of all files.
+        check: Function of folder and outcome that describes what else is wrong.
+        stop: Signal that ends the command, and the seconds before it.
+        clear: Whether what is printed must be free of control characters.
     """
 
     name: str
@@ -38,6 +49,9 @@ class Case:
     outputs: tuple[str, ...] = ()
     prints: bool = False
     judge: Callable[[Path, list[str], int], list[str]] | None = None
+    check: Callable[[Path, Outcome], list[str]] | None = None
+    stop: tuple[int, float] | None = None
+    clear: bool = False
 
 
 @dataclass
@@ -78,85 +92,109 @@ def run(cases: Iterable[Case], folder: Path, *, net: bool = True) -> Iterator[Ou
     Yields:
         The checked outcomes.
     """
-    usual = folder / "usual"
-    (usual / "work").mkdir(parents=True)
-    longest = max(LONGEST, SLOWER * _child(_USUAL.split(), usual / "work", True, HANGS)[1])
-    for number, case in enumerate(cases):
-        place = folder / str(number)
-        work = place / "work"
-        work.mkdir(parents=True)
-        arguments = case.prepare(work)
-        before = _files(place)
-        code, seconds = _child(arguments, work, net, HANGS * longest / LONGEST)
-        out, err = ((place / name).read_text(errors="replace") for name in ("out", "err"))
-        found = Outcome(case, arguments, code, seconds, out, err)
-        _judge(found, work, before, _files(place), longest)
-        yield found
+    with Watch(folder / "watch") as watch:
+        usual = folder / "usual"
+        longest = max(LONGEST, SLOWER * _child(_USUAL.split(), _place(usual), watch, True, HANGS)[1])
+        for number, case in enumerate(cases):
+            place = folder / str(number)
+            work = _place(place)
+            arguments = case.prepare(work)
+            before = state(place)
+            code, seconds = _child(arguments, work, watch, net, HANGS * longest / LONGEST, case.stop)
+            out, err = ((place / name).read_text(errors="replace") for name in ("out", "err"))
+            found = Outcome(case, arguments, code, seconds, out, err)
+            found.wrong += [change for change in watch.changes(place) if not _of_fonts(change)]
+            _judge(found, work, before, state(place), longest)
+            yield found
+            shutil.rmtree(place, ignore_errors=True)
 
 
-def _judge(found: Outcome, work: Path, before: dict[Path, str], after: dict[Path, str], longest: float) -> None:
-    case = found.case
+def _place(place: Path) -> Path:
+    """Make the folders of a case; return the one in which its command runs."""
+    for name in ("work", "home", "tmp", "cache"):
+        (place / name).mkdir(parents=True)
+    for name in ("out", "err"):
+        (place / name).touch()  # a signal may end the command before it opens them
+    return place / "work"
+
+
+def _of_fonts(change: str) -> bool:
+    return "MPLCONFIGDIR" in os.environ and change.partition(" ")[2].startswith(os.environ["MPLCONFIGDIR"])
+
+
+def _judge(found: Outcome, work: Path, before: State, after: State, longest: float) -> None:
+    case, place = found.case, work.parent
     if "Traceback (most recent call last)" in found.err + found.out:
         found.wrong.append("traceback")
     if found.seconds > longest:
         found.wrong.append(f"{found.seconds:.0f} seconds")
-    if found.code not in CODES:
+    stopped = {-case.stop[0], 128 + case.stop[0]} if case.stop else set()
+    if found.code not in CODES | stopped:
         found.wrong.append(f"exit code {found.code}")
-    if found.code and not found.err.strip():
+    if found.code and not found.err.strip() and found.code not in stopped:
         found.wrong.append("failed without a word")
+    if case.clear and any(unicodedata.category(letter) in ("Cc", "Cf") for letter in (found.out + found.err) if letter != "\n"):
+        found.wrong.append("printed control characters")
     if case.judge is not None:
         found.wrong += case.judge(work, found.arguments, found.code)
         return
     allowed = [work / name for name in case.outputs]
-    streams = {work.parent / "out", work.parent / "err"}
-    for path in sorted({*before, *after} - streams):
+    free = {place / "out", place / "err"}
+    for path in sorted({*before, *after} - free):
         named = any(path == one or one in path.parents or fnmatchcase(str(path), str(one)) for one in allowed)
-        if before.get(path) != after.get(path) and not named:
-            found.wrong.append(f"wrote {path.relative_to(work.parent)}")
+        if before.get(path) != after.get(path) and not named and place / "cache" not in path.parents:
+            found.wrong.append(f"{_what(path, before, after)} {ascii(str(path.relative_to(place)))[1:-1]}")
     if found.code == 0:
         missing = [] if case.prints else [one.name for one in allowed if not one.exists()]
         if missing or (case.prints and not found.out.strip()):
             found.wrong.append(f"exit 0 without {', '.join(missing) or 'a word'}")
+    if case.check is not None:
+        found.wrong += case.check(work, found)
 
 
-def _files(folder: Path) -> dict[Path, str]:
-    """Return all files and links below a folder, each with a digest of its content or of its target."""
-    found = {}
-    for place, _, names in os.walk(folder):
-        for path in (Path(place, name) for name in names):
-            if path.is_symlink():
-                found[path] = str(path.readlink())
-            elif path.is_file():
-                with contextlib.suppress(OSError):
-                    found[path] = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
-    return found
+def _what(path: Path, before: State, after: State) -> str:
+    return "made" if path not in before else "removed" if path not in after else "changed"
 
 
-def _child(arguments: list[str], work: Path, net: bool, hangs: float) -> tuple[int, float]:
+def _child(
+    arguments: list[str], work: Path, watch: Watch, net: bool, hangs: float, stop: tuple[int, float] | None = None
+) -> tuple[int, float]:
     """Run the command in a fork; return its exit code (or the negative signal that ended it) and its CPU seconds."""
     sys.stdout.flush()
     sys.stderr.flush()
+    watch.begin(work.parent)
+    begun = time.monotonic()
     child = os.fork()
     if child == 0:
-        os._exit(_command(arguments, work, net))
-    deadline = time.monotonic() + hangs
-    while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        os._exit(_command(arguments, work, watch, net))
+    while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < begun + hangs:
+        if stop and time.monotonic() > begun + stop[1]:
+            os.kill(child, stop[0])
+            stop = None
         time.sleep(0.01)
     if not ended[0]:
         os.kill(child, signal.SIGKILL)
         ended = os.wait4(child, 0)
+    with contextlib.suppress(OSError):  # what the command started and left
+        os.killpg(child, signal.SIGKILL)
     _, status, used = ended
     return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
 
 
-def _command(arguments: list[str], work: Path, net: bool) -> int:
+def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
     """Redirect streams to files and run the command, inside the child process."""
-    for name, number in (("out", 1), ("err", 2)):
-        os.dup2(os.open(work.parent / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     code = 99
+    for ours in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        ours.atexit = False  # the temporary folders of the driver
     try:
+        for name, number in (("out", 1), ("err", 2)):
+            os.dup2(os.open(work.parent / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.setsid()
+        _limits()
+        _environment(work.parent)
+        watch.enter(work.parent)
         os.chdir(work)
         from visattn.batch import work as batches
         from visattn.cli import commands, each
@@ -170,9 +208,25 @@ def _command(arguments: list[str], work: Path, net: bool) -> int:
     except BaseException:
         traceback.print_exc()
     with contextlib.suppress(Exception):
+        weakref.finalize._exitfunc()  # type: ignore[attr-defined] # as at the end of a process
         sys.stdout.flush()
         sys.stderr.flush()
     return code
+
+
+def _limits() -> None:
+    """Bound what one command can take from the machine."""
+    reserved = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (reserved + MEMORY,) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST,) * 2)
+
+
+def _environment(place: Path) -> None:
+    """Give a command its own home, temporary folder and cache."""
+    sys.dont_write_bytecode = True
+    os.environ |= {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), "XDG_CACHE_HOME": str(place / "cache")}
+    os.environ.pop("VISATTN_CACHE", None)
+    tempfile.tempdir = None
 
 
 def _raised(error: Exception, *_: object) -> str:
