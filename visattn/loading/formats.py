@@ -26,9 +26,9 @@ _STARTS = {
 }
 
 
-def is_safetensors(start: bytes, size: int) -> bool:
+def is_safetensors(start: bytes) -> bool:
     """Check whether the first bytes of a file are those of safetensors: the length of a JSON header, and the header."""
-    return start[8:9] == b"{" and 2 <= int.from_bytes(start[:8], "little") <= size - 8
+    return start[5:9] == b"\0\0\0{"
 
 
 def is_archive(start: bytes) -> bool:

@@ -85,6 +85,11 @@ def _dictionary(*_: object) -> dict[Any, Any]:
     return {}
 
 
+def _no_bytes(*_: object) -> bytes:
+    """Stand for `bytes`, which is called for empty bytes only."""
+    return b""
+
+
 def _list(*_: object) -> list[Any]:
     """Stand for `deque`; its entries may follow."""
     return []
@@ -96,7 +101,7 @@ _UNREAD = (
     "types.SimpleNamespace",
     *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),  # Python 3.13 has the second
     *(f"datetime.{name}" for name in ("datetime", "date", "time", "timedelta", "timezone")),
-    *(f"builtins.{name}" for name in ("list", "dict", "tuple", "int", "float", "str", "bool", "bytes", "frozenset")),
+    *(f"builtins.{name}" for name in ("list", "dict", "tuple", "int", "float", "str", "bool", "frozenset")),
     *(f"builtins.{name}" for name in ("range", "slice", "object")),
     *("decimal.Decimal", "fractions.Fraction", "uuid.UUID"),
     *(f"{module}.multiarray.scalar" for module in ("numpy.core", "numpy._core")),  # NumPy 1 and 2
@@ -118,6 +123,7 @@ _STAND_INS: list[Any] = [
     *((Array, f"{module}.multiarray._reconstruct") for module in ("numpy.core", "numpy._core")),
     (_dictionary, "collections.defaultdict"),
     (_list, "collections.deque"),
+    (_no_bytes, "builtins.bytes"),
 ]
 _loading = threading.Lock()
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn.errors import WeightsError
-from visattn.loading.formats import START, foreign, is_archive, is_pickle, is_safetensors
+from visattn.loading.formats import START, foreign, is_pickle, is_safetensors
 from visattn.loading.stand_ins import standing_in
 from visattn.loading.translation import Shapes, as_float32, unwrap
 
@@ -42,17 +42,19 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
     """
     name = printable(str(path))
     start, size = _start(path, name)
-    if is_safetensors(start, size) or (path.suffix == ".safetensors" and not is_archive(start)):
+    reason = None if is_safetensors(start) else foreign(path, start)
+    if reason:
+        raise WeightsError(f"{name}: {reason}")
+    if is_safetensors(start) or (path.suffix == ".safetensors" and not is_pickle(start)):
         try:
             return safetensors.torch.load_file(path)
         except (safetensors.SafetensorError, *_DAMAGED) as error:
             cause = f"truncated or not a safetensors file ({first_line(error)})"
             raise WeightsError(f"{name}: {cause}; download it again.") from error
-    if reason := foreign(path, start):
-        raise WeightsError(f"{name}: {reason}")
     try:
-        with standing_in():
-            return torch.load(path, map_location="cpu", weights_only=True)
+        with standing_in(), path.open("rb") as stream:
+            source = stream if path.suffix == ".safetensors" else path  # PyTorch goes by the ending; it reads a path faster
+            return torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if is_pickle(start) and (reason := _refused(str(error), name)):
             raise WeightsError(f"{name}: {reason}") from error
