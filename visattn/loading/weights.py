@@ -33,9 +33,9 @@ _DAMAGED = (  # errors that torch.load raises for damaged files and other format
 
 
 def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
-    """Load a safetensors file, or a `torch.save` file that needs no code, onto the CPU. The content decides, not the ending of the name.
+    """Load a safetensors file, or a `torch.save` file that needs no code, onto the CPU.
 
-    Values beside the tensors are dropped, see `visattn.loading.stand_ins`.
+    The content decides, not the name, except that the ending of safetensors promises that no pickle is read. Values beside the tensors are dropped, see `visattn.loading.stand_ins`.
 
     Raises:
         WeightsError: If the file is missing or damaged, is not a checkpoint, or contains code; the message names the cause.
@@ -51,10 +51,11 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
         except (safetensors.SafetensorError, *_DAMAGED) as error:
             cause = f"truncated or not a safetensors file ({first_line(error)})"
             raise WeightsError(f"{name}: {cause}; download it again.") from error
+    if path.suffix == ".safetensors":
+        raise WeightsError(f"{name}: is a file of torch.save, not safetensors as its name says; give it the ending .pth.")
     try:
-        with standing_in(), path.open("rb") as stream:
-            source = stream if path.suffix == ".safetensors" else path  # PyTorch goes by the ending; it reads a path faster
-            return torch.load(source, map_location="cpu", weights_only=True)
+        with standing_in():
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if is_pickle(start) and (reason := _refused(str(error), name)):
             raise WeightsError(f"{name}: {reason}") from error
