@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 import sys
@@ -247,8 +248,8 @@ def test_code_beside_the_model_is_not_run(folder: Path, canary: Path, monkeypatc
     (folder / "generation_config.json").write_text(json.dumps({"auto_map": own, "transformers_version": "5"}))
     (folder / "config.5.0.0.json").write_text("{")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
-    monkeypatch.setattr(sys, "stdin", Path(os.devnull).open(encoding="utf-8"))  # noqa: SIM115 - a question would fail
-    model = visattn.load_model(f"hf:{folder}")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # a question would fail
+    model: Any = visattn.load_model(f"hf:{folder}")
     assert not hasattr(model.config, "auto_map")
     assert model.config._name_or_path == str(folder)
     visattn.prepare("photo:coffee", model)

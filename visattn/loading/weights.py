@@ -35,7 +35,8 @@ _DAMAGED = (  # errors that torch.load raises for damaged files and other format
 def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
     """Load a safetensors file, or a `torch.save` file that needs no code, onto the CPU.
 
-    The content decides, not the name, except that the ending of safetensors promises that no pickle is read. Values beside the tensors are dropped, see `visattn.loading.stand_ins`.
+    The content decides, not the name, except that the ending of safetensors promises that no pickle is read. Values
+    beside the tensors are dropped, see `visattn.loading.stand_ins`.
 
     Raises:
         WeightsError: If the file is missing or damaged, is not a checkpoint, or contains code; the message names the cause.
