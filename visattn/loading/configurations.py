@@ -20,16 +20,17 @@ from visattn.errors import UnsupportedModel, WeightsError
 
 _BYTES = 20_000_000  # of a file of JSON: ten times the largest that is known, an index of 1000 parts
 _DEPTH = 20  # of nested values
-_LAYERS, _COUNT, _SIDE = 10_000, 1_000_000, 2_000_000_000  # most layers, other things that are counted, and sizes
+_LAYERS, _COUNT, _SIDE = 10_000, 4_000_000, 2_000_000_000  # most layers, other things that are counted, and sizes
+_LAYERED = r"(layer|depth|block|stage)s?$|num.*(layer|block|stage)|depth_mult|repeat"  # names of numbers of layers
 _LABELS = ("label2id", "id2label", "label_names")  # whose keys and values are words of the user
-_LOADS = {  # settings that name files or repositories
-    *("checkpoint_path", "pretrained_cfg_overlay", "cache_dir", "state_dict", "file", "url", "hf_hub_id", "hf_hub_filename"),
-    *("configuration_files", "gguf_file", "base_model_name_or_path", "index_path", "passages_path", "custom_generate"),
-    *("use_kernels", "kernel_config", "trust_remote_code", "code_revision", "custom_load"),
+_LOADS = {  # settings that name files or code
+    *("checkpoint_path", "pretrained_cfg_overlay", "configuration_files", "gguf_file", "custom_generate"),
+    *("use_kernels", "kernel_config"),
 }
 _REBUILDS = {"quantization_config", "compression_config"}  # settings that replace layers by those of other packages
-_IN_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_custom_load", "pretrained_filter_fn"}  # of timm's create_model
-_ARGUMENTS = ("model_args", "backbone_kwargs")
+_SOURCES = {"file", "url", "hf_hub_id", "hf_hub_filename", "state_dict"}  # of weights, in arguments of timm's create_model
+_IN_ARGUMENTS = _SOURCES | {"pretrained", "pretrained_cfg", "pretrained_custom_load", "pretrained_filter_fn", "cache_dir"}
+_ARGUMENTS = {"model_args", "backbone_kwargs"}
 _UNUSED = {  # settings without effect on a model whose weights are given
     *("auto_map", "_name_or_path", "name_or_path", "_commit_hash", "use_pretrained_backbone", "pretrained_backbone"),
 }
@@ -57,40 +58,41 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def harmless(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+def harmless(settings: Mapping[str, Any], name: str, *, sizes: bool = True) -> dict[str, Any]:
     """Return settings without those that have no effect here, after checking that none loads anything or has no bound.
 
     Args:
         settings: Values of a configuration.
         name: Name of the model or the file, for messages.
+        sizes: Whether numbers are sizes of a network, which are checked.
 
     Raises:
         UnsupportedModel: If a setting names code, a file or a repository, or a size is out of range; the message names it.
     """
-    return _checked(settings, "", name, 0)  # type: ignore[no-any-return]
+    return _checked(settings, (), name, sizes)  # type: ignore[no-any-return]
 
 
-def _checked(value: Any, place: str, name: str, depth: int) -> Any:  # noqa: ANN401 - of JSON
+def _checked(value: Any, path: tuple[str, ...], name: str, sizes: bool, depth: int = 0) -> Any:  # noqa: ANN401 - of JSON
     if depth > _DEPTH:
         raise UnsupportedModel(f"{name}: its settings are nested deeper than {_DEPTH} levels; check the file.")
-    key = place.rpartition(".")[2]
+    key = path[-1] if path else ""
     if key in _LABELS:
         return value
-    if value and (reason := _loads(key, value, inside=any(part in _ARGUMENTS for part in place.split(".")[:-1]))):
-        raise UnsupportedModel(f"{name}: its setting {printable(place)} {reason}.")
+    reason = (_loads(key, value, path[:-1]) if value else "") or (_odd(key, value) if sizes else "")
+    if reason:
+        raise UnsupportedModel(f"{name}: its setting {printable('.'.join(path))} {reason}.")
     if isinstance(value, Mapping):
-        kept = {name: inner for name, inner in value.items() if name not in _UNUSED}
-        return {inner: _checked(kept[inner], f"{place}.{inner}" if place else inner, name, depth + 1) for inner in kept}
-    if reason := _odd(key, value):
-        raise UnsupportedModel(f"{name}: its setting {printable(place)} {reason}.")
+        used = {inner: content for inner, content in value.items() if inner not in _UNUSED}
+        return {inner: _checked(content, (*path, inner), name, sizes, depth + 1) for inner, content in used.items()}
     if isinstance(value, list):
-        return [_checked(inner, place, name, depth + 1) for inner in value]
+        return [_checked(content, path, name, sizes, depth + 1) for content in value]
     return value
 
 
-def _loads(key: str, value: Any, *, inside: bool) -> str:  # noqa: ANN401 - of JSON
-    """Return why a setting that is not empty would load something, and what to do; `inside`: it is an argument of timm's functions."""
-    if key in _LOADS or (inside and key in _IN_ARGUMENTS):
+def _loads(key: str, value: Any, outer: tuple[str, ...]) -> str:  # noqa: ANN401 - of JSON
+    """Return why a setting that is not empty would load something, and what to do; `outer` are the keys around it."""
+    inside = bool(_ARGUMENTS & {*outer})
+    if key in _LOADS or (inside and key in _IN_ARGUMENTS) or ("pretrained_cfg" in outer and key in _SOURCES):
         return f"names code or a file, {shown(value)}, which is not loaded; remove it"
     if key in _REBUILDS:
         return "replaces layers by quantized ones; save the model without quantization"
@@ -103,7 +105,7 @@ def _loads(key: str, value: Any, *, inside: bool) -> str:  # noqa: ANN401 - of J
 
 def _odd(key: str, value: Any) -> str:  # noqa: ANN401 - of JSON
     """Return why a value is out of range, and what to do; empty if it is not."""
-    layered, counted = re.search(r"layer|depth|block|stage", key), re.match(r"_?(num|n)_", key)
+    layered, counted = re.search(_LAYERED, key), re.match(r"_?(num|n)_", key)
     most = _LAYERS if layered else _COUNT if counted else _SIDE
     if isinstance(value, list) and layered and max(len(value), total := sum(abs(x) for x in value if isinstance(x, int))) > most:
         return f"has {len(value):,} values with the sum {total:,}, at most {most:,} is supported; check the file"

@@ -83,7 +83,7 @@ def load(name: str, weights: str | Path, seed: int, _img_size: tuple[int, int] |
         with suppress(Unreachable):
             found = source.find(file)
             if found and file.endswith("_config.json"):
-                harmless(read_json(found), printable(str(found)))
+                harmless(read_json(found), printable(str(found)), sizes=False)
     files: Sequence[Path]
     notes: tuple[str, ...] = ()
     if isinstance(weights, Path):
@@ -196,7 +196,7 @@ def _generation(settings: dict[str, Any], source: _Source) -> Any:  # noqa: ANN4
     """Return the settings with which the model writes text, from their own file or else from the configuration; None if they are odd."""
     with suppress(Unreachable):
         if file := source.find(_GENERATION):
-            settings = harmless(read_json(file), printable(str(file)))
+            settings = harmless(read_json(file), printable(str(file)), sizes=False)
     with suppress(Exception):  # of the library; only models that write text need them
         return import_module("transformers").GenerationConfig.from_dict(copy.deepcopy(settings))
     return None
