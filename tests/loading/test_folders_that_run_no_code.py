@@ -55,7 +55,7 @@ def folder(tmp_path: Path, canary: Path) -> Path:
 
 @pytest.fixture
 def wrapper(folder: Path) -> Path:
-    """The same folder with a model of timm in transformers' wrapper."""
+    """Fill the same folder with a model of timm in transformers' wrapper."""
     kind: Any = transformers.TimmWrapperConfig
     config = kind(architecture="test_vit", num_labels=3, label_names=["a", "b", "c"])
     torch.manual_seed(0)

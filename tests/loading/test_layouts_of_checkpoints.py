@@ -60,7 +60,7 @@ def prefixed(model: nn.Module, prefix: str) -> Weights:
 
 
 def stepped(model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer whose state has been filled by a step that changes no weight."""
+    """Return an optimizer whose state has been filled by a step that changes no weight."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     model(PIXELS).sum().backward()
     optimizer.step()
@@ -79,7 +79,7 @@ class Holder(nn.Module):
 
 
 def file_of(content: Callable[[nn.Module], Any]) -> Write:
-    """A plain loop that saves what `content` returns with torch.save."""
+    """Return a plain loop that saves what `content` returns with torch.save."""
 
     def write(model: nn.Module, folder: Path) -> None:
         torch.save(content(model), folder / "checkpoint.pth")
@@ -154,7 +154,7 @@ def accelerate_model(model: nn.Module, folder: Path) -> Path:
 
 
 def torchvision_reference(averaged: bool) -> Write:
-    """As `references/classification/train.py` of torchvision."""
+    """Save as `references/classification/train.py` of torchvision."""
 
     def content(model: nn.Module) -> dict[str, Any]:
         raw = trained(seed=5) if averaged else model
@@ -213,7 +213,7 @@ def other_ending(model: nn.Module, folder: Path) -> Path:
 
 
 def arrays(model: nn.Module) -> dict[str, Any]:
-    """As detectron2's converters write weights."""
+    """Save as detectron2's converters."""
     named = {key: value.numpy() for key, value in model.state_dict().items()}
     named["head.weight"] = np.asfortranarray(named["head.weight"])
     return {"model": named, "__author__": "somebody", "matching_heuristics": True}
@@ -280,7 +280,7 @@ def byol(model: nn.Module) -> Weights:
 
 
 def fastai(model: nn.Module) -> dict[str, Any]:
-    """As `Learner.save(with_opt=True)`."""
+    """Save as `Learner.save(with_opt=True)`."""
     return {"model": model.state_dict(), "opt": {"state": [{"mom": torch.zeros(3)}], "hypers": [{"lr": 0.1}]}}
 
 
@@ -471,7 +471,7 @@ class Hostile:
 
 
 def test_stand_ins_call_nothing_of_numpy_or_pathlib(tmp_path: Path) -> None:
-    """Each of these calls would unpickle, allocate or touch something if the named function itself was called."""
+    """Load calls that would unpickle, allocate or touch something if the named function itself was called."""
     scalar, rebuild = np.float64(1).__reduce__()[0], np.zeros(1).__reduce__()[0]
     inner = pickle.dumps(Hostile(pathlib.Path.touch, tmp_path / "canary"))
     hostile = [

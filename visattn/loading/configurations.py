@@ -83,7 +83,7 @@ def _checked(value: Any, path: tuple[str, ...], name: str, sizes: bool, depth: i
         raise UnsupportedModel(f"{name}: its setting {printable('.'.join(path))} {reason}.")
     if isinstance(value, Mapping):
         used = {inner: content for inner, content in value.items() if inner not in _UNUSED}
-        return {inner: _checked(content, (*path, inner), name, sizes, depth + 1) for inner, content in used.items()}
+        return {inner: _checked(content, (*path, str(inner)), name, sizes, depth + 1) for inner, content in used.items()}
     if isinstance(value, list):
         return [_checked(content, path, name, sizes, depth + 1) for content in value]
     return value
@@ -111,10 +111,6 @@ def _odd(key: str, value: Any) -> str:  # noqa: ANN401 - of JSON
         return f"has {len(value):,} values with the sum {total:,}, at most {most:,} is supported; check the file"
     if isinstance(value, int) or (isinstance(value, float) and layered):
         return f"is {shown(value)[:20]}, at most {most:,} is supported; check the file" if abs(value) > most else ""
-    if (
-        isinstance(value, str)
-        and key in _TYPES
-        and not isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)
-    ):
+    if isinstance(value, str) and key in _TYPES and not isinstance(vars(torch).get(value.removeprefix("torch.")), torch.dtype):
         return f"is no type of numbers, {shown(value)}; check the file"
     return ""

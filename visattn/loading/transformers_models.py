@@ -186,10 +186,13 @@ def _config(settings: dict[str, Any], source: _Source) -> Any:  # noqa: ANN401
     kinds = import_module("transformers").CONFIG_MAPPING
     try:
         with _quiet():
-            return kinds[settings.get("model_type")].from_dict(copy.deepcopy(settings), name_or_path=str(source.config.parent))
+            config = kinds[settings.get("model_type")].from_dict(copy.deepcopy(settings), name_or_path=str(source.config.parent))
+            complete = config.to_dict()
     except Exception as error:  # of the library, for values of the file
         cause = f"its {CONFIG} cannot be used ({type(error).__name__}: {first_line(error)})"
         raise UnsupportedModel(f"{printable(source.name)}: {cause}; check the file, or upgrade transformers.") from error
+    harmless(complete, printable(source.name))  # also what the library added
+    return config
 
 
 def _generation(settings: dict[str, Any], source: _Source) -> Any:  # noqa: ANN401
