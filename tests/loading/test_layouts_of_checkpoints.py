@@ -34,7 +34,7 @@ from visattn import load_model
 from visattn.errors import WeightsError
 from visattn.families import provenance_of
 from visattn.loading.formats import START
-from visattn.loading.translation import unwrap
+from visattn.loading.translation import as_float32, unwrap
 from visattn.loading.weights import read_checkpoint
 
 MODEL = "test_vit"
@@ -552,7 +552,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], str]] = {
         scripted,
         r"is a TorchScript archive \(torch\.jit\.save\), which holds code; if you trust it, save its tensors",
     ),
-    "protocol 4": (protocol, r"its pickle has operations that PyTorch does not read without running code"),
+    "protocol 4": (protocol, r"its pickle is damaged, or has operations of a protocol above 2, which PyTorch"),
     "zip": (
         lambda folder: zipped(folder, "a/model.pth", "readme"),
         r"a zip archive that torch\.save did not write \(it holds a/model",
@@ -602,3 +602,12 @@ def test_a_checkpoint_of_torchvision_in_a_lightning_module(tmp_path: Path) -> No
     model = torchvision.models.resnet18(num_classes=7).eval()
     torch.save({"state_dict": prefixed(model, "classifier_net.")}, tmp_path / "w.ckpt")
     assert torch.equal(load_model("tv:resnet18", weights=tmp_path / "w.ckpt")(PIXELS), model(PIXELS))
+
+
+class Own(Tensor):
+    """A tensor with code of its own, like those of torch.distributed."""
+
+
+def test_a_tensor_with_code_of_its_own_is_named() -> None:
+    with pytest.raises(WeightsError, match=r"w\.pth: a is a Own; save plain float tensors\."):
+        as_float32({"a": torch.zeros(2).as_subclass(Own)}, "w.pth")

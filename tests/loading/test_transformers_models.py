@@ -100,7 +100,8 @@ def test_weights_of_another_file(folder: Path, tmp_path: Path) -> None:
 def test_settings_for_text_are_those_of_their_own_file(tmp_path: Path) -> None:
     words = {"vocab_size": 50, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2}
     vision = {**SMALL, "image_size": 32, "patch_size": 8}
-    own: Any = transformers.GitForCausalLM(transformers.GitConfig(**SMALL, **words, vision_config=vision))
+    kind: Any = transformers.GitConfig
+    own: Any = transformers.GitForCausalLM(kind(**SMALL, **words, vision_config=vision))
     own.generation_config.max_length = 7
     own.save_pretrained(tmp_path)
     model: Any = visattn.load_model(f"hf:{tmp_path}")

@@ -28,6 +28,7 @@ _MOST = 10_000  # dictionaries of one file that are searched
 _SHOWN = 5
 _LONGEST, _DEEPEST = 1000, 40  # characters and dots of a name that is split at its dots
 _INNER = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # wrappers of single layers
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # types of tensors without code of their own
 _COUNTER = "n_averaged"  # which torch.optim.swa_utils.AveragedModel saves beside the weights
 _BROKEN = (RuntimeError, LookupError, AttributeError, TypeError, ValueError, AssertionError, ArithmeticError, struct.error)
 
@@ -88,6 +89,8 @@ def as_float32(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tens
         kind = (
             "quantized"
             if tensor.is_quantized
+            else f"a {type(tensor).__name__}"
+            if type(tensor) not in _PLAIN
             else "sparse"
             if tensor.layout != torch.strided
             else "without values"

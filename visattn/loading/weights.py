@@ -90,11 +90,13 @@ def _start(path: Path, name: str) -> tuple[bytes, int]:
 
 def _refused(error: str, name: str) -> str | None:
     """Return which object of a pickle was refused, and the lines that save the tensors alone; None if the file is damaged."""
-    refused = re.search(r"GLOBAL (\S{1,100})", error) or re.search(r"(?:but got|function) (.{1,100})", error)
+    refused = re.search(r"GLOBAL (\S{1,100})", error) or re.search(r"unrecognized function (.{1,100})", error)
     if refused:
         held = f"refused, because loading it would run code: it holds {printable(refused[1])}"
+    elif "must be imported to load" in error:
+        return "holds tensors that are spread over processes; gather them with full_tensor(), and save plain tensors."
     elif "Unsupported operand" in error:
-        held = "its pickle has operations that PyTorch does not read without running code (a pickle protocol above 2)"
+        held = "its pickle is damaged, or has operations of a protocol above 2, which PyTorch does not read without running code"
     else:
         return None
     lines = (
