@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import open_clip
 import pytest
 import safetensors.torch
@@ -31,6 +32,18 @@ def test_model_of_a_file_gives_the_same_output(own: Any, tmp_path: Path) -> None
         assert torch.equal(model(pixels)["image_features"], own(pixels)["image_features"])
     assert not model.training
     assert visattn.families.provenance_of(model).weights == "own.safetensors"
+
+
+@pytest.mark.parametrize("prefix", ["module.", "clip_model."])
+@pytest.mark.parametrize("nest", ["state_dict", "net"])
+def test_a_checkpoint_of_a_training_loop_gives_the_same_output(own: Any, nest: str, prefix: str, tmp_path: Path) -> None:
+    content = {nest: {prefix + name: value for name, value in own.state_dict().items()}, "epoch": 3, "best": np.float64(0.5)}
+    torch.save(content, tmp_path / "own.pt")
+    model = visattn.load_model(f"clip:{NAME}", weights=tmp_path / "own.pt")
+    pixels = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(model(pixels)["image_features"], own(pixels)["image_features"])
+    assert f"the prefix '{prefix}' of the checkpoint's names was removed" in visattn.families.provenance_of(model).notes
 
 
 def test_preprocessing_is_that_of_the_model(own: Any) -> None:

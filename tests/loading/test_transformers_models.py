@@ -97,6 +97,18 @@ def test_weights_of_another_file(folder: Path, tmp_path: Path) -> None:
     assert visattn.families.provenance_of(model).weights == "own.safetensors"
 
 
+def test_settings_for_text_are_those_of_their_own_file(tmp_path: Path) -> None:
+    words = {"vocab_size": 50, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2}
+    vision = {**SMALL, "image_size": 32, "patch_size": 8}
+    kind: Any = transformers.GitConfig
+    own: Any = transformers.GitForCausalLM(kind(**SMALL, **words, vision_config=vision))
+    own.generation_config.max_length = 7
+    own.save_pretrained(tmp_path)
+    model: Any = visattn.load_model(f"hf:{tmp_path}")
+    assert model.generation_config.to_dict() == own.generation_config.to_dict()
+    assert model.config._name_or_path == str(tmp_path)
+
+
 def drop(folder: Path, name: str) -> None:
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     safetensors.torch.save_file({key: value for key, value in tensors.items() if key != name}, folder / "model.safetensors")
@@ -134,7 +146,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[VisattnError], str]] = {
     "truncated weights": (
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000]),
         WeightsError,
-        "cannot be loaded",
+        r"model\.safetensors: truncated or not a safetensors file",
     ),
     "missing tensor": (
         lambda folder: drop(folder, "classifier.weight"),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable, suggest
 from visattn._support.extras import need
 from visattn.errors import UnsupportedModel, WeightsError
 from visattn.loading.downloads import hub_file, url_file
 from visattn.loading.initial_values import without_initial_values
-from visattn.loading.weights import check_finite, digest
+from visattn.loading.translation import shapes_of
+from visattn.loading.weights import check_finite, digest, read_tensors
 from visattn.provenance import Provenance
 
 PREFIX = "clip:"
@@ -59,14 +61,22 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
     file = _file_of(printable(name), stated) if weights == "auto" else Path(weights)
     with without_initial_values():
         model = _built(name, architecture, **options)
+    notes: tuple[str, ...] = ()
     try:
-        import_module("open_clip").load_checkpoint(model, str(file), strict=True, weights_only=True)
+        if file.suffix in (".npz", ".npy"):  # weights of SigLIP's authors, arrays that the library translates
+            import_module("open_clip").load_checkpoint(model, str(file), strict=True, weights_only=True)
+        else:
+            tensors, notes = read_tensors(file, shapes_of(model))
+            with _read_already(tensors):
+                import_module("open_clip").load_checkpoint(model, str(file), strict=True, weights_only=True)
+    except WeightsError:
+        raise
     except Exception as error:  # of the library, for damaged or foreign files
         cause = f"is no checkpoint of {architecture} ({type(error).__name__}: {first_line(error)})"
         raise WeightsError(f"{printable(str(file))}: {cause}; pass the weights of this architecture.") from error
     check_finite(model.state_dict(), printable(str(file)))
     origin = f"{architecture}.{tag}" if weights == "auto" else printable(file.name)
-    return model.eval(), Provenance(model=name, weights=origin, weights_sha256=digest(file))
+    return model.eval(), Provenance(model=name, weights=origin, weights_sha256=digest(file), notes=notes)
 
 
 def _known(name: str, *, tagged: bool) -> tuple[str, str]:
@@ -113,6 +123,29 @@ def _quiet() -> Iterator[None]:
     finally:
         logging.disable(level)
         root.removeHandler(silent)
+
+
+_giving = threading.Lock()
+
+
+@contextmanager
+def _read_already(tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Let the library translate tensors that were read already, in this thread; it would read fewer layouts of checkpoints.
+
+    Its translation of names and sizes is part of a function that reads the file, through `load_state_dict` of its module.
+    """
+    factory, mine = import_module("open_clip.factory"), threading.get_ident()
+    with _giving:
+        original: Callable[..., Any] = factory.load_state_dict
+
+        def give(*given: Any, **options: Any) -> Any:  # noqa: ANN401
+            return dict(tensors) if threading.get_ident() == mine else original(*given, **options)
+
+        factory.load_state_dict = give  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            factory.load_state_dict = original  # type: ignore[attr-defined]
 
 
 def _file_of(name: str, stated: dict[str, Any]) -> Path:

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,19 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
 from visattn._support.files import is_file, is_folder
 from visattn.errors import UnsupportedModel, WeightsError
+from visattn.loading.configurations import harmless, read_json
 from visattn.loading.downloads import Missing, Unreachable, hub_file
-from visattn.loading.weights import check_finite, digest, read_checkpoint
+from visattn.loading.limits import buildable, no_larger_than
+from visattn.loading.translation import shapes_of
+from visattn.loading.weights import check_finite, digest, read_checkpoint, read_tensors
 from visattn.provenance import Provenance
 
 PREFIX = "hf:"
 CONFIG = "config.json"
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_GENERATION = "generation_config.json"
 _PROCESSORS = "preprocessor_config.json", "processor_config.json"
 _TOKENIZERS = (
     "tokenizer.json",
@@ -62,35 +66,41 @@ def load(name: str, weights: str | Path, seed: int, _img_size: tuple[int, int] |
     """
     need("transformers", "hf", f"model {printable(name)}")
     source = _Source.of(name)
-    settings = _read_json(source.config)
+    shown = printable(name)
+    settings = read_json(source.config)
     kind = _class_of(settings, source)
-    config = _config(source)
+    settings = harmless(settings, shown)
+    config = _config(settings, source)
     if weights == "none":
-        with torch.random.fork_rng(devices=[]), _quiet():
+        _built(kind, config, shown, torch.device("meta"))
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model: nn.Module = kind(config)
+            model = _built(kind, config, shown, torch.device("cpu"))
         warning = "the weights are random; the map shows nothing about a trained model"
         return model.eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
     words = _TOKENIZERS if "input_ids" in inspect.signature(kind.forward).parameters else ()
     for file in (*_PROCESSORS, *words):  # beside the weights, where they are looked for
         with suppress(Unreachable):
-            source.find(file)
+            found = source.find(file)
+            if found and file.endswith("_config.json"):
+                harmless(read_json(found), printable(str(found)), sizes=False)
     files: Sequence[Path]
+    notes: tuple[str, ...] = ()
     if isinstance(weights, Path):
         files, origin = [weights], printable(weights.name)
-        model, info = _from(kind, None, name, config=config, state_dict=read_checkpoint(weights))
+        tensors, notes = read_tensors(weights, shapes_of(_built(kind, config, shown, torch.device("meta"))))
     else:
         files, origin = _safetensors(source), source.origin
-        model, info = _from(kind, source.config.parent, name, config=config, use_safetensors=True, local_files_only=True)
+        tensors = {key: tensor for file in files for key, tensor in read_checkpoint(file).items()}
+    model, info = _filled(kind, config, tensors, _generation(settings, source), shown)
     if missing := [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(
-            f"{printable(name)}: the weights have no values for {sorted(missing)[0]}{more} of {kind.__name__}; "
-            "pass the weights of this class."
+            f"{shown}: the weights have no values for {sorted(missing)[0]}{more} of {kind.__name__}; pass the weights of this class."
         )
-    check_finite(model.state_dict(), printable(name))
+    check_finite(model.state_dict(), shown)
     unused = len(info["unexpected_keys"])
-    notes: tuple[str, ...] = (f"{unused} tensors of the weights are not used by {kind.__name__}",) if unused else ()
+    notes += (f"{unused} tensors of the weights are not used by {kind.__name__}",) if unused else ()
     notes += (f"weights are in {len(files)} files; the digest is that of the first",) if len(files) > 1 else ()
     return model.eval(), Provenance(model=name, weights=origin, weights_sha256=digest(files[0]), notes=notes)
 
@@ -101,7 +111,7 @@ def holds_model(place: str) -> bool:
     if not is_file(file):
         return False
     with suppress(WeightsError):
-        return "model_type" in _read_json(file)
+        return "model_type" in read_json(file)
     return False
 
 
@@ -147,16 +157,6 @@ class _Source:
             return None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{printable(str(file))}: cannot be read as JSON ({first_line(error)}); download it again.") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{printable(str(file))}: is not a configuration; download it again.")
-    return found
-
-
 def _class_of(settings: Mapping[str, Any], source: _Source) -> Any:  # noqa: ANN401
     """Return the class that a configuration names.
 
@@ -164,7 +164,8 @@ def _class_of(settings: Mapping[str, Any], source: _Source) -> Any:  # noqa: ANN
         UnsupportedModel: If the library does not have it, or it takes no pixels.
     """
     transformers, name = import_module("transformers"), printable(source.name)
-    named = next(iter(settings.get("architectures") or ()), None)
+    architectures = settings.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
     kind = getattr(transformers, named, None) if isinstance(named, str) else None
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         if settings.get("auto_map"):
@@ -180,13 +181,45 @@ def _class_of(settings: Mapping[str, Any], source: _Source) -> Any:  # noqa: ANN
     return kind
 
 
-def _config(source: _Source) -> Any:  # noqa: ANN401
-    auto = import_module("transformers").AutoConfig
+def _config(settings: dict[str, Any], source: _Source) -> Any:  # noqa: ANN401
+    """Make a configuration of settings that were checked; the library itself may read another file than ours."""
+    kinds = import_module("transformers").CONFIG_MAPPING
     try:
-        return auto.from_pretrained(source.config.parent, local_files_only=True, trust_remote_code=False)
+        with _quiet():
+            config = kinds[settings.get("model_type")].from_dict(copy.deepcopy(settings), name_or_path=str(source.config.parent))
+            complete = config.to_dict()
     except Exception as error:  # of the library, for values of the file
         cause = f"its {CONFIG} cannot be used ({type(error).__name__}: {first_line(error)})"
         raise UnsupportedModel(f"{printable(source.name)}: {cause}; check the file, or upgrade transformers.") from error
+    harmless(complete, printable(source.name))  # also what the library added
+    return config
+
+
+def _generation(settings: dict[str, Any], source: _Source) -> Any:  # noqa: ANN401
+    """Return the settings with which the model writes text, from their own file or else from the configuration; None if they are odd."""
+    with suppress(Unreachable):
+        if file := source.find(_GENERATION):
+            settings = harmless(read_json(file), printable(str(file)), sizes=False)
+    with suppress(Exception):  # of the library; only models that write text need them
+        return import_module("transformers").GenerationConfig.from_dict(copy.deepcopy(settings))
+    return None
+
+
+def _built(kind: Any, config: Any, name: str, place: torch.device) -> nn.Module:  # noqa: ANN401
+    """Build a network on a device; on `meta` it has no values, so that its size is known before any memory is taken.
+
+    Raises:
+        UnsupportedModel: If it is too large, or the library cannot build it.
+    """
+    try:
+        with _quiet(), buildable(name), place:
+            model: nn.Module = kind(copy.deepcopy(config))
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # of the library, for values of the file
+        cause = f"{kind.__name__} cannot be built ({type(error).__name__}: {first_line(error)})"
+        raise UnsupportedModel(f"{name}: {cause}; check its {CONFIG}.") from error
+    return model
 
 
 def _safetensors(source: _Source) -> Sequence[Path]:
@@ -203,24 +236,52 @@ def _safetensors(source: _Source) -> Sequence[Path]:
         )
     if file.name == _WHOLE:
         return [file]
-    parts: dict[str, Path | None] = {str(part): None for part in sorted(set(_read_json(file).get("weight_map", {}).values()))}
-    for part in parts:
-        parts[part] = source.find(part)
-        if parts[part] is None:
-            raise WeightsError(f"{name}: lacks {printable(part)}, a part of its weights; download it again.")
+    places = read_json(file).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(_is_part(part) for part in places.values()):
+        raise WeightsError(f"{name}: its {_INDEX} names no files beside it for the tensors; download it again.")
+    parts = {part: source.find(part) for part in sorted(set(places.values()))}
+    if lacking := [part for part, place in parts.items() if place is None]:
+        raise WeightsError(f"{name}: lacks {printable(lacking[0])}, a part of its weights; download it again.")
     return [part for part in parts.values() if part is not None]
 
 
-def _from(kind: Any, folder: Path | None, name: str, **options: Any) -> tuple[nn.Module, dict[str, Any]]:  # noqa: ANN401
+def _is_part(part: object) -> bool:
+    """Check whether a value is the name of a safetensors file, without a folder."""
+    return isinstance(part, str) and bool(re.fullmatch(r"[\w.-]+\.safetensors", part))
+
+
+def _filled(
+    kind: Any,  # noqa: ANN401
+    config: Any,  # noqa: ANN401
+    tensors: dict[str, Tensor],
+    generation: Any,  # noqa: ANN401
+    name: str,
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Build a model of the library and fill it with tensors; no file is given to the library, so it looks for none.
+
+    Raises:
+        UnsupportedModel: If the configuration asks for a far larger network.
+        WeightsError: If the library cannot do it.
+    """
+    place = config._name_or_path
     try:
-        with _quiet():
+        with _quiet(), no_larger_than(tensors, name):
             model, info = kind.from_pretrained(
-                folder, **options, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+                None,
+                config=config,
+                state_dict=tensors,
+                generation_config=generation,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
+    except UnsupportedModel:
+        raise
     except Exception as error:  # of the library, for damaged or foreign files
         raise WeightsError(
-            f"{printable(name)}: {kind.__name__} cannot be loaded ({type(error).__name__}: {first_line(error)}); check its files."
+            f"{name}: {kind.__name__} cannot be loaded ({type(error).__name__}: {first_line(error)}); check its files."
         ) from error
+    model.config._name_or_path = place  # where its processor and its tokenizer are looked for
     return model, info
 
 

@@ -7,34 +7,29 @@ note on every choice.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn.errors import WeightsError
+from visattn.loading.nests import WRAPPERS, is_usual, is_usual_prefix, is_wrapper, preference
+from visattn.loading.stand_ins import tensor_of
 
 Shapes = Mapping[str, torch.Size]
 Translate = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
 
-# keys under which training scripts store weights; averaged weights first, since the first of equally good fits is used
-_NESTS = (
-    "state_dict_ema",
-    "model_ema",
-    "ema",
-    "teacher",
-    "state_dict",
-    "model",
-    "model_state_dict",
-    "module",
-    "encoder",
-    "student",
-)
-_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of wrapped models: DistributedDataParallel, torch.compile
-_PARTS = ("teacher.", "student.", "model.", "backbone.", "encoder.")  # prefixes of one part of a larger model
-_DEPTH = 4
+_DEPTH = 4  # of nested dictionaries
+_MOST = 10_000  # dictionaries of one file that are searched
 _SHOWN = 5
+_LONGEST, _DEEPEST = 1000, 40  # characters and dots of a name that is split at its dots
+_INNER = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # wrappers of single layers
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # types of tensors without code of their own
+_COUNTER = "n_averaged"  # which torch.optim.swa_utils.AveragedModel saves beside the weights
 _BROKEN = (RuntimeError, LookupError, AttributeError, TypeError, ValueError, AssertionError, ArithmeticError, struct.error)
 
 
@@ -46,8 +41,9 @@ def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
 def unwrap(loaded: object, wanted: Shapes, name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Select the tensors of a checkpoint that fit a model, from nested dictionaries and under prefixes.
 
-    Every nested dictionary is tried with every known prefix. The best is the one with most tensors of matching name and shape, then of
-    matching name. Ties go to averaged weights, then to the shortest prefix. Names without the prefix are kept as they are.
+    Every nested dictionary of tensors is tried with every prefix of its names. The best is the one with most tensors of matching name and
+    shape, then of matching name. Ties go to averaged weights, then to the shortest prefix, then to the first in the file. Names without the
+    prefix are kept as they are.
 
     Args:
         loaded: Content of the file.
@@ -60,20 +56,26 @@ def unwrap(loaded: object, wanted: Shapes, name: str) -> tuple[dict[str, Tensor]
     Raises:
         WeightsError: If the content has no tensors.
     """
-    found = dict(_dictionaries(loaded))
-    if not found:
+    parts = list(_dictionaries(loaded))
+    if not parts:
         raise WeightsError(f"{name}: is not a dictionary of tensors; save model.state_dict().")
-    choices = [(path, prefix) for path, tensors in found.items() for prefix in _prefixes(tensors)]
-    path, prefix = max(choices, key=lambda choice: _fitness(found[choice[0]], choice[1], wanted))
-    notes = []
-    if path:
-        others = ", ".join(f"'{other}'" for other in found if other and other != path)
-        notes.append(f"the weights were read from '{path}' of the checkpoint{f'; {others} not used' if others else ''}")
-    kept, left = _stripped(found[path], prefix, wanted)
-    if prefix:
-        notes.append(f"the prefix '{prefix}' of the checkpoint's names was removed")
+    fits = [fit for part in parts for fit in _fits(part, wanted)]
+    if not fits:  # names of another library, or another model
+        part = min(parts, key=lambda part: (not is_usual(part.path), -len(part.tensors)))
+        return part.tensors, _notes_on_part(part, [])
+    best = min(fits, key=lambda fit: fit.order)
+    kept, left = _stripped(best.part.tensors, best.prefix, wanted)
+    notes = list(_notes_on_part(best.part, [fit.part for fit in fits]))
+    if best.prefix:
+        notes.append(f"the prefix '{printable(best.prefix)}' of the checkpoint's names was removed")
+    if rivals := _rivals(best, fits, wanted):
+        notes.append(
+            f"the names with the prefix {_listed([repr(rival.prefix) for rival in rivals])} fit as well and were not used"
+        )
     if left:
-        notes.append(f"{len(left)} tensors of the checkpoint without the prefix '{prefix}' were not used: {_listed(left)}")
+        notes.append(
+            f"{len(left)} tensors of the checkpoint without the prefix '{printable(best.prefix)}' were not used: {_listed(left)}"
+        )
     return kept, tuple(notes)
 
 
@@ -87,6 +89,8 @@ def as_float32(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tens
         kind = (
             "quantized"
             if tensor.is_quantized
+            else f"a {type(tensor).__name__}"
+            if type(tensor) not in _PLAIN
             else "sparse"
             if tensor.layout != torch.strided
             else "without values"
@@ -164,40 +168,140 @@ def fill(
     return tuple(notes)
 
 
-def _dictionaries(loaded: object, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield every dictionary of tensors in a checkpoint with its path of keys, in order of preference."""
-    if not isinstance(loaded, dict) or not depth:
-        return
-    tensors = {key: value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, Tensor)}
-    if tensors:
-        yield path, tensors
-    for nest in _NESTS:
-        yield from _dictionaries(loaded.get(nest), f"{path}.{nest}" if path else nest, depth - 1)
+@dataclass(frozen=True)
+class _Part:
+    """A dictionary of tensors in a checkpoint.
+
+    Attributes:
+        path: Keys that lead to it.
+        tensors: Its tensors, by name.
+        notes: Notes on how they were read.
+    """
+
+    path: tuple[str, ...]
+    tensors: dict[str, Tensor]
+    notes: tuple[str, ...]
 
 
-def _prefixes(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return all chains of known prefixes that occur in the names, shortest first."""
-    found = last = [""]
+@dataclass(frozen=True)
+class _Fit:
+    """A part and a prefix under which its names are the model's, with `order`: the smallest is the best fit."""
+
+    part: _Part
+    prefix: str
+    matches: tuple[int, int]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Tuple to sort by: most matches, averaged weights, no prefix, the shortest prefix."""
+        most = tuple(-count for count in self.matches)
+        return most, preference(self.part.path), bool(self.prefix), preference(self.prefix.split(".")[:-1]), len(self.prefix)
+
+
+def _dictionaries(loaded: object) -> Iterator[_Part]:
+    """Yield every dictionary of tensors in a checkpoint, level by level, each in order of preference."""
+    level: list[tuple[tuple[str, ...], object]] = [((), loaded)]
+    seen: Counter[int] = Counter()
     for _ in range(_DEPTH):
-        longer = (prefix + part for prefix in last for part in (*_WRAPPERS, *_PARTS))
-        last = [prefix for prefix in longer if any(key.startswith(prefix) for key in tensors)]
-        found = found + last
-    return found
+        below: list[tuple[tuple[str, ...], object]] = []
+        for path, content in level:
+            if not isinstance(content, dict) or seen[id(content)] > 1 or len(seen) >= _MOST:  # a file may repeat one endlessly
+                continue
+            seen[id(content)] += 1
+            below += [
+                ((*path, str(key)), value)
+                for key, value in content.items()
+                if isinstance(key, (str, int)) and isinstance(value, dict)
+            ]
+            if part := _part(path, content):
+                yield part
+        level = sorted(below, key=lambda item: preference(item[0]))
 
 
-def _fitness(tensors: Mapping[str, Tensor], prefix: str, wanted: Shapes) -> tuple[int, int]:
-    inside = {key.removeprefix(prefix): tensor.shape for key, tensor in tensors.items() if key.startswith(prefix)}
-    named = [key for key in inside if key in wanted]
-    if 2 * len(named) < len(wanted):  # a few common names are chance; the library may still translate the rest
-        return 0, 0
-    return sum(inside[key] == wanted[key] for key in named), len(named)
+def _part(path: tuple[str, ...], content: dict[Any, Any]) -> _Part | None:
+    """Return the tensors and arrays of a dictionary, or None if it has none; wrappers inside its names are removed."""
+    found = {key: tensor for key, value in content.items() if isinstance(key, str) and (tensor := tensor_of(value)) is not None}
+    if not found:
+        return None
+    notes = ["arrays of NumPy were read as tensors"] if any(not isinstance(content[key], Tensor) for key in found) else []
+    bare = {_without_inner(key): tensor for key, tensor in found.items()}
+    if len(bare) == len(found) and bare.keys() != found.keys():
+        notes.append("names of wrappers inside the checkpoint's names were removed")
+        found = bare
+    return _Part(path, found, tuple(notes))
+
+
+def _without_inner(key: str) -> str:
+    """Return a name without the wrappers that FSDP, activation checkpointing and torch.compile put inside it."""
+    outer = ""
+    while key.startswith(WRAPPERS):
+        wrapper, _, key = key.partition(".")
+        outer += f"{wrapper}."
+    for wrapper in _INNER:
+        key = key.replace(f".{wrapper}", ".")
+    return outer + key
+
+
+def _fits(part: _Part, wanted: Shapes) -> Iterator[_Fit]:
+    """Yield every prefix under which a part has half of the model's names or more.
+
+    A known prefix may lack some: the library may still translate the rest. Under any other, at most one layer may be missing, since a
+    checkpoint may have no head.
+    """
+    if 2 * len(part.tensors) < len(wanted):  # a few common names are chance
+        return
+    named: Counter[str] = Counter()
+    shaped: Counter[str] = Counter()
+    for key, tensor in part.tensors.items():
+        for prefix, rest in _splits(key):
+            if rest in wanted:
+                named[prefix] += 1
+                shaped[prefix] += tensor.shape == wanted[rest]
+    for prefix, count in named.items():
+        if 2 * count < len(wanted):
+            continue
+        missing = {key.rpartition(".")[0] for key in wanted if prefix + key not in part.tensors}
+        if is_usual_prefix(prefix) or len(missing) <= 1:
+            yield _Fit(part, prefix, (shaped[prefix], count))
+
+
+def _splits(key: str) -> Iterator[tuple[str, str]]:
+    """Yield every split of a name at a dot, the whole name first; long names, which no model has, are not split."""
+    yield "", key
+    if len(key) <= _LONGEST and key.count(".") <= _DEEPEST:
+        for at, character in enumerate(key):
+            if character == ".":
+                yield key[: at + 1], key[at + 1 :]
+
+
+def _notes_on_part(part: _Part, fitting: Sequence[_Part]) -> tuple[str, ...]:
+    if not part.path:
+        return part.notes
+    paths = dict.fromkeys(".".join(other.path) for other in fitting if other.path and other.path != part.path)
+    others = f"; {_listed([repr(path) for path in paths])} not used" if paths else ""
+    return (f"the weights were read from '{printable('.'.join(part.path))}' of the checkpoint{others}", *part.notes)
+
+
+def _rivals(best: _Fit, fits: Sequence[_Fit], wanted: Shapes) -> list[_Fit]:
+    """Return fits of the same part that are as good but hold other values."""
+    rivals = [fit for fit in fits if fit.part is best.part and fit.prefix != best.prefix and fit.matches == best.matches]
+    tensors = best.part.tensors
+    return [
+        rival
+        for rival in rivals[:_SHOWN]
+        if any(
+            not torch.equal(tensors[best.prefix + key], tensors[rival.prefix + key])
+            for key in wanted
+            if best.prefix + key in tensors and rival.prefix + key in tensors
+        )
+    ]
 
 
 def _stripped(tensors: Mapping[str, Tensor], prefix: str, wanted: Shapes) -> tuple[dict[str, Tensor], list[str]]:
     """Return tensors by name without the prefix, and the names that belong to other parts of a larger model.
 
-    A wrapper prefix covers the whole model, so names without it are kept and must match. A part prefix covers only a part: names without it
-    are kept only if the model has them, such as a head on a backbone.
+    A wrapper prefix covers the whole model, so names without it are kept and must match, except the counter of averaged weights. Any other
+    prefix covers only a part: names without it are kept only if the model has them, such as a head on a backbone.
     """
     kept = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     left = []
@@ -205,11 +309,14 @@ def _stripped(tensors: Mapping[str, Tensor], prefix: str, wanted: Shapes) -> tup
         if key.startswith(prefix):
             continue
         bare = key
-        while bare.startswith(_WRAPPERS):
+        while bare.startswith(WRAPPERS):
             bare = bare[bare.index(".") + 1 :]
+        if bare == _COUNTER and prefix:
+            left.append(key)
+            continue
         if bare in wanted and bare not in kept:
             kept[bare] = tensors[key]
-        elif any(part in prefix for part in _PARTS):
+        elif not is_wrapper(prefix):
             left.append(key)
         else:
             kept[key] = tensors[key]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -17,9 +17,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from visattn._support.checks import printable
+from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn.errors import WeightsError
+from visattn.loading.formats import START, foreign, is_pickle, is_safetensors
+from visattn.loading.stand_ins import standing_in
 from visattn.loading.translation import Shapes, as_float32, unwrap
 
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
@@ -33,13 +35,45 @@ _DAMAGED = (  # errors that torch.load raises for damaged files and other format
 def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
     """Load a safetensors file, or a `torch.save` file that needs no code, onto the CPU.
 
+    The content decides, not the name, except that the ending of safetensors promises that no pickle is read. Values
+    beside the tensors are dropped, see `visattn.loading.stand_ins`.
+
     Raises:
         WeightsError: If the file is missing or damaged, is not a checkpoint, or contains code; the message names the cause.
     """
     name = printable(str(path))
+    start, size = _start(path, name)
+    reason = None if is_safetensors(start) else foreign(path, start)
+    if reason:
+        raise WeightsError(f"{name}: {reason}")
+    if is_safetensors(start) or (path.suffix == ".safetensors" and not is_pickle(start)):
+        try:
+            return safetensors.torch.load_file(path)
+        except (safetensors.SafetensorError, *_DAMAGED) as error:
+            cause = f"truncated or not a safetensors file ({first_line(error)})"
+            raise WeightsError(f"{name}: {cause}; download it again.") from error
+    if path.suffix == ".safetensors":
+        raise WeightsError(f"{name}: is a file of torch.save, not safetensors as its name says; give it the ending .pth.")
+    try:
+        with standing_in():
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if is_pickle(start) and (reason := _refused(str(error), name)):
+            raise WeightsError(f"{name}: {reason}") from error
+        raise WeightsError(f"{name}: truncated or not a checkpoint ({size:,} bytes); download it again.") from error
+    except _DAMAGED as error:
+        raise WeightsError(f"{name}: truncated or not a checkpoint ({size:,} bytes); download it again.") from error
+
+
+def _start(path: Path, name: str) -> tuple[bytes, int]:
+    """Return the first bytes of a file and its size in bytes.
+
+    Raises:
+        WeightsError: If it cannot be read, is empty, or is a text in place of the file.
+    """
     try:
         with regular(path).open("rb") as stream:
-            start = stream.read(256)
+            start, size = stream.read(START), path.stat().st_size
     except OSError as error:
         raise WeightsError(
             f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the file (--weights)."
@@ -51,23 +85,27 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
     if start.lstrip()[:1] == b"<":
         shown = printable(start.lstrip()[:15].decode("utf-8", "replace"))
         raise WeightsError(f"{name}: not a checkpoint, starts with '{shown}'; this is a web page, download the file itself.")
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts save their options beside the weights
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except safetensors.SafetensorError as error:
-        raise WeightsError(f"{name}: truncated or not a safetensors file ({error}); download it again.") from error
-    except pickle.UnpicklingError as error:
-        if "nsupported global" in str(error) or "GLOBAL" in str(error):
-            raise WeightsError(f"{name}: refused, because loading it would run code; save its tensors as safetensors.") from error
-        raise WeightsError(
-            f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
-        ) from error
-    except _DAMAGED as error:
-        raise WeightsError(
-            f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
-        ) from error
+    return start, size
+
+
+def _refused(error: str, name: str) -> str | None:
+    """Return which object of a pickle was refused, and the lines that save the tensors alone; None if the file is damaged."""
+    refused = re.search(r"GLOBAL (\S{1,100})", error) or re.search(r"unrecognized function (.{1,100})", error)
+    if refused:
+        held = f"refused, because loading it would run code: it holds {printable(refused[1])}"
+    elif "must be imported to load" in error:
+        return "holds tensors that are spread over processes; gather them with full_tensor(), and save plain tensors."
+    elif "Unsupported operand" in error:
+        held = "its pickle is damaged, or has operations of a protocol above 2, which PyTorch does not read without running code"
+    else:
+        return None
+    lines = (
+        f"import torch; loaded = torch.load({name!r}, map_location='cpu', weights_only=False); "
+        "keys = [key for key in ('ema', 'model', 'state_dict') if isinstance(loaded, dict) and loaded.get(key) is not None]; "
+        "model = loaded[keys[0]] if keys else loaded; "
+        "torch.save(model if isinstance(model, dict) else model.state_dict(), 'tensors.pth')"
+    )
+    return f"{held}; if you trust the file, save its tensors alone: {lines}."
 
 
 def read_tensors(file: Path, wanted: Shapes) -> tuple[dict[str, Tensor], tuple[str, ...]]:
