@@ -59,10 +59,10 @@ def test_a_folder_is_drawn_and_failures_are_told(run: Run, photos: Path) -> None
     [
         (["--maps", "-o", "out"], "a.rollout.npz"),
         (["-o", "out", "--maps", "--stats"], "a.rollout.npz"),
-        (["--maps", "tif", "-o", "out"], "a.rollout.tif"),
-        (["--maps=csv", "-o", "out"], "a.rollout.csv"),
-        (["-o", "out", "--maps", "npy"], "a.rollout.npy"),
-        (["--maps", "png", "-o", "out"], "a.rollout.map.png"),
+        (["--maps", "--map-format", "tif", "-o", "out"], "a.rollout.tif"),
+        (["--maps", "--map-format=csv", "-o", "out"], "a.rollout.csv"),
+        (["-o", "out", "--maps", "--map-format", "npy"], "a.rollout.npy"),
+        (["--maps", "--map-format", "png", "-o", "out"], "a.rollout.map.png"),
         (["-o", "out"], None),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -70,15 +70,16 @@ def test_a_folder_is_drawn_and_failures_are_told(run: Run, photos: Path) -> None
 def test_maps_names_a_format(given: list[str], raw: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: dict[str, Any] = {}
     monkeypatch.setattr(batch_command, "callback", lambda **options: kept.update(options))
-    batch_command.main(["photos", *given], standalone_mode=False)
-    wanted = Wanted(Path("out"), "rollout", raw=kept["maps"] is not None, raw_ending=kept["maps"] or "npz")
+    batch_command.main([*given, "photos"], standalone_mode=False)
+    assert kept["images"] == ("photos",)
+    wanted = Wanted(Path("out"), "rollout", raw=kept["maps"], raw_ending=kept["map_format"])
     assert wanted.of_image("a") == {"picture": "a.rollout.png"} | ({"raw": raw} if raw else {})
 
 
 @pytest.mark.parametrize("ending", ["npz", "npy", "csv", "tif", "png"])
 def test_maps_are_written_in_the_format_that_is_named(ending: str, run: Run, photos: Path) -> None:
     rolled = (*TINY, "--method", "rollout", "--batch-size", "1")
-    code, _, err = run("batch", photos / "a.png", *rolled, "--maps", ending, "-o", "out")
+    code, _, err = run("batch", photos / "a.png", *rolled, "--maps", "--map-format", ending, "-o", "out")
     assert code == 0, err
     assert run("overlay", photos / "a.png", *rolled[:-2], "--save-map", f"alone.{ending}")[0] == 0
     written, alone = load_map(f"out/a.rollout.{'map.' * (ending == 'png')}{ending}"), load_map(f"alone.{ending}")
@@ -90,16 +91,19 @@ def test_maps_are_written_in_the_format_that_is_named(ending: str, run: Run, pho
 
 def test_heads_in_a_format_of_one_grid_end_the_run(run: Run, photos: Path) -> None:
     (photos / "d.png").unlink()
-    code, _, err = run("batch", photos, *TINY, "--method", "attention", "--maps", "tif", "-o", "out")
+    code, _, err = run("batch", photos, *TINY, "--method", "attention", "--maps", "--map-format", "tif", "-o", "out")
     assert code != 0
     assert ".tif holds one grid, but the map has one for each head. Save it as .npz." in err
     assert not [*Path("out").rglob("*.tif")]
 
 
 def test_maps_in_another_format_are_refused(run: Run, photos: Path) -> None:
-    code, _, err = run("batch", photos, *TINY, "--maps", "pdf", "-o", "out")
+    code, _, err = run("batch", photos, *TINY, "--maps", "--map-format", "pdf", "-o", "out")
     assert code == 2
     assert "'pdf' is not one of 'npz', 'npy', 'csv', 'tif', 'png'" in err
+    code, _, err = run("batch", photos, *TINY, "--map-format", "csv", "-o", "out")
+    assert code == 2
+    assert "--map-format has no effect with no --maps" in err
 
 
 def test_parts_of_a_run(run: Run, photos: Path) -> None:

@@ -121,9 +121,9 @@ class Expected:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
                 entry = None
-            if self.images is None and not (isinstance(entry, list) and len(entry) == 7):
+            if self.images is None and not (isinstance(entry, list) and len(entry) == 8):
                 return [f"wrote {line[:80]!a} to the journal"]
-            if isinstance(entry, list) and len(entry) == 7 and type(entry[0]) is int and entry[0] in range(self.images or 10**9):
+            if isinstance(entry, list) and len(entry) == 8 and type(entry[0]) is int and entry[0] in range(self.images or 10**9):
                 last[entry[0]] = entry
         wrong = [text for entry in last.values() for text in self._of_entry(out, entry, shown)]
         failed = sum(bool(entry[5]) for entry in last.values())
@@ -136,7 +136,7 @@ class Expected:
         return wrong + [f"printed {line[:80]!a}" for line in strange[:1]]
 
     def _of_entry(self, out: Path, entry: list[Any], shown: Mapping[Path, int | None]) -> list[str]:
-        _, image, _, digest, outputs, error, _ = entry
+        _, image, _, digest, outputs, error, _, _ = entry
         if (
             error
             or not isinstance(image, str)

@@ -27,6 +27,7 @@ from visattn.cli.options import (
     photo_options,
     preparing,
     reading,
+    refuse_beside,
     style_of,
     talk_options,
 )
@@ -44,12 +45,9 @@ if TYPE_CHECKING:
 @click.argument("images", nargs=-1, required=True)
 @model_options
 @explaining_options
+@click.option("--maps", is_flag=True, help="Also save each raw map.")
 @click.option(
-    "--maps",
-    is_flag=False,
-    flag_value="npz",
-    type=click.Choice(get_args(MapFormat)),
-    help="Also save each raw map, as an .npz file or in the format named after --maps.",
+    "--map-format", type=click.Choice(get_args(MapFormat)), default="npz", show_default=True, help="Format of the maps of --maps."
 )
 @click.option("--pack-maps", is_flag=True, help="Save the raw maps of each batch in one .tar file.")
 @click.option("--stats", is_flag=True, help="Also write the statistics of every head over all images.")
@@ -116,8 +114,8 @@ def batch_command(
     model = _loaded(options["model"], **{**loading, "device": "cpu"} if on_ray else loading)
     drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
     products = {
-        "raw": options["maps"] is not None,
-        "raw_ending": options["maps"] or "npz",
+        "raw": options["maps"],
+        "raw_ending": options["map_format"],
         "packed": options["pack_maps"],
         "study": options["studies"],
         "statistics": options["stats"],
@@ -242,6 +240,8 @@ def _check(output: Path, options: dict[str, Any]) -> None:
     gpus = options["gpus_per_actor"] or 0.0
     if not (0 <= gpus <= 1 or gpus.is_integer()):
         raise OptionError(f"--gpus-per-actor must be a part of a GPU, such as 0.5, or a whole number of them, got {gpus:g}.")
+    if not options["maps"]:
+        refuse_beside("no --maps", ("map_format",))
     if options["no_pictures"] and not any(options[name] for name in ("maps", "pack_maps", "stats", "studies")):
         raise OptionError("--no-pictures leaves nothing to write. Pass --maps, --pack-maps, --stats or --studies too.")
     if exists(output) and not is_folder(output):
