@@ -50,7 +50,7 @@ def test_each_entry_names_the_files_of_its_batch(made: tuple[Path, list[Entry]])
     for entry in good(made[1]):
         first = entry.number // SIZE * SIZE
         name = Path(entry.image).stem
-        assert entry.outputs == (f"{name}.attn", f"maps/{first:08}.rollout.tar", f"statistics/{first:08}.json")
+        assert list(entry.outputs) == [f"{name}.attn", f"maps/{first:08}.rollout.tar", f"statistics/{first:08}.json"]
         assert all((made[0] / output).is_file() for output in entry.outputs)
     assert len(good(made[1])) == COUNT - 1
 
@@ -84,7 +84,7 @@ def test_statistics_are_those_of_a_survey_of_the_photos(made: tuple[Path, list[E
 
 def test_studies_are_read(made: tuple[Path, list[Entry]]) -> None:
     entry = good(made[1])[0]
-    study = visattn.load_study(made[0] / entry.outputs[0])
+    study = visattn.load_study(made[0] / next(iter(entry.outputs)))
     alone = visattn.explain(tiny.vit(), entry.image, method="rollout")
     assert torch.allclose(study[0].explain("rollout").map.values, alone.map.values, atol=1e-6)
 
@@ -95,7 +95,7 @@ def test_damaged_statistics_are_named(made: tuple[Path, list[Entry]], tmp_path: 
     changed: Any = json.loads(whole)
     changed[0].pop("layers")
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
-        journal.add([Entry(0, source, "00", "", ("statistics/00000000.json",))])
+        journal.add([Entry(0, source, "00", "", {"statistics/00000000.json": ""})])
     for content in (whole[:-9], "[1]", json.dumps(changed), "\x00"):
         (tmp_path / "statistics" / "00000000.json").write_text(content)
         with pytest.raises(OutputError, match=r"00000000.json: is damaged"):

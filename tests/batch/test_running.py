@@ -58,10 +58,10 @@ def test_every_image_gets_what_explain_gives(model: Any, photos: Path, tmp_path:
         if entry.error:
             assert not entry.outputs
             continue
-        found, _ = load_map(tmp_path / "out" / entry.outputs[1])
+        found, _ = load_map(tmp_path / "out" / list(entry.outputs)[1])
         alone = explain(model, entry.image, method="rollout")
         assert torch.allclose(found.values, alone.map.values, atol=1e-6)
-        with Image.open(tmp_path / "out" / entry.outputs[0]) as picture:
+        with Image.open(tmp_path / "out" / next(iter(entry.outputs))) as picture:
             assert picture.size == alone.photo.size
     assert len(files_of(tmp_path / "out")) == 2 * (COUNT - 1) + 2 * 4  # and two for each batch
 
@@ -116,17 +116,17 @@ def test_two_runs_do_not_write_one_journal(tmp_path: Path) -> None:
 def test_a_torn_or_damaged_line_is_left_out_and_a_damaged_head_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, {"a": 1}) as journal:
-        journal.add([Entry(0, "a.png", "a", "12", ("a.x.png",)), Entry(1, "b.png", "b", "", (), "no")])
+        journal.add([Entry(0, "a.png", "a", "12", {"a.x.png": "12"}), Entry(1, "b.png", "b", "", {}, "no")])
     whole = path.read_bytes()
     for cut in range(1, len(whole.splitlines(keepends=True)[-1])):
         path.write_bytes(whole[:-cut])
         with Journal(path, {"a": 1}) as journal:
-            assert journal.known == {0: Entry(0, "a.png", "a", "12", ("a.x.png",))}
-            journal.add([Entry(1, "b.png", "b", "", (), "no")])
+            assert journal.known == {0: Entry(0, "a.png", "a", "12", {"a.x.png": "12"})}
+            journal.add([Entry(1, "b.png", "b", "", {}, "no")])
         assert path.read_bytes() == whole
     path.write_bytes(whole.replace(b"[1,", b"{1,"))
     with Journal(path, {"a": 1}) as journal:
-        assert journal.known == {0: Entry(0, "a.png", "a", "12", ("a.x.png",))}
+        assert journal.known == {0: Entry(0, "a.png", "a", "12", {"a.x.png": "12"})}
         assert journal.damaged == [3]
     for damaged in (b"[]\n", b"{}\n", b'{"settings": 3}\n'):
         path.write_bytes(damaged)
@@ -299,7 +299,7 @@ def test_nothing_else_is_replaced(photos: Path, tmp_path: Path) -> None:
     (out / "a.rollout.png").write_bytes(b"of a run that was killed")
     checked([tmp_path / "a.png"], out)
     with Journal(out / "journal.jsonl", {}) as journal:
-        journal.add([Entry(0, str(tmp_path / "a.png"), "a", "12", ("a.rollout.png", "maps/00000000.rollout.tar"))])
+        journal.add([Entry(0, str(tmp_path / "a.png"), "a", "12", {"a.rollout.png": "1", "maps/00000000.rollout.tar": "2"})])
     checked([tmp_path / "b", tmp_path / "a.png"], out)
     with pytest.raises(OutputError, match=r"out/a.rollout.png: is of another image, .*/a.png, and would be replaced"):
         checked([tmp_path / "b"], out)
@@ -343,7 +343,7 @@ def test_results_of_another_part_of_other_images_are_not_replaced(photos: Path, 
     out.mkdir()
     of_a, of_b = (items_of([tmp_path / folder]) for folder in ("a", "b"))
     with Journal(out / "journal.0-of-2.jsonl", {}) as journal:
-        journal.add([Entry(3, str(tmp_path / "a" / "x.png"), "x", "12", ("x.rollout.png",))])
+        journal.add([Entry(3, str(tmp_path / "a" / "x.png"), "x", "12", {"x.rollout.png": "12"})])
     with Journal(out / "journal.1-of-2.jsonl", {}) as journal:
         journal.add([Entry(9, "y.png", "y", "12")])
         check_outputs(wanted, of_a, Batches(1), journal)

@@ -159,8 +159,10 @@ def state(folder: Path) -> State:
             facts = path.lstat()
             same: tuple[object, ...] = (facts.st_mode, facts.st_dev, facts.st_ino, facts.st_uid, facts.st_gid, facts.st_rdev)
             if stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
-                same += (facts.st_size, facts.st_mtime_ns)
-            same += (facts.st_ctime_ns,) if facts.st_nlink == 1 else ()  # removing another name of the file changes it too
+                same += (
+                    facts.st_size,
+                    facts.st_mtime_ns,
+                )  # not the time of the status: removing another name of the file changes it
             found[path] = same
     return found
 

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
         image: Its path, as it was given; empty if the run has no image of this number any more.
         name: Path of its files, without an ending, relative to the output folder.
         sha256: Digest of its file; empty if it could not be read.
-        outputs: Files that were written for it, relative to the output folder.
+        outputs: Files that were written for it, relative to the output folder, with the SHA-256 of each.
         error: Why there are none; empty if there are.
         warnings: Why its results may mislead.
         sample: Values of its map, by which a later run is compared; None for NaN.
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     image: str
     name: str
     sha256: str
-    outputs: tuple[str, ...] = ()
+    outputs: Mapping[str, str] = {}
     error: str = ""
     warnings: tuple[str, ...] = ()
     sample: tuple[float | None, ...] = ()
@@ -204,7 +204,7 @@ class Journal:
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
         some = list(entries)
-        self._append([json.dumps(list(entry)) for entry in some])
+        self._append([json.dumps([*entry[:4], dict(entry.outputs), *entry[5:]]) for entry in some])
         self.known |= {entry.number: entry for entry in some if entry.image}
         for entry in some:
             if not entry.image:

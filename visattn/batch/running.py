@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
 
-from visattn._support.files import inside, is_file
+from visattn._support.files import inside
 from visattn._support.types import MAX_BYTES
 from visattn.batch.items import Item
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.sources import Batches
+from visattn.batch.wanted import Wanted
 from visattn.batch.work import Batch, Work, done
-from visattn.errors import OutputError
 
 
 class Outcome(NamedTuple):
@@ -45,6 +46,7 @@ class Ledger:
         batches: Batches,
         told: Callable[[Entry], None] = lambda entry: None,
         max_bytes: int = MAX_BYTES,
+        wanted: Wanted | None = None,
     ) -> None:
         """Open a ledger.
 
@@ -54,10 +56,12 @@ class Ledger:
             batches: Batches that are computed. Which images share a batch does not depend on what was done before.
             told: Function that is called with each entry once it is in the journal.
             max_bytes: Largest size of a file that is read.
+            wanted: Files that are written for each image; an image for which the journal names others is computed again.
         """
         self.outcome = Outcome(0, 0, 0)
         self.spare = journal.path.with_name(f".{journal.path.name}.files")
-        self._items, self._journal, self._batches, self._told, self._max_bytes = items, journal, batches, told, max_bytes
+        self._items, self._journal, self._batches, self._told = items, journal, batches, told
+        self._max_bytes, self._wanted = max_bytes, wanted
 
     def first_kept(self) -> tuple[Item, Entry] | None:
         """Return the first image that an earlier run explained with these settings, and whose results are kept; None if there is none."""
@@ -97,14 +101,24 @@ class Ledger:
             entry = self._journal.known.get(number)
             if entry is None or entry.error or (entry.image, entry.name) != (item.source, item.name):
                 return False
-            if not all(map(self._is_there, entry.outputs)) or item.digest(self._max_bytes) != entry.sha256:
+            if self._wanted and entry.outputs.keys() != {
+                *self._wanted.of_image(item.name).values(),
+                *self._wanted.of_batch(first).values(),
+            }:
+                return False
+            if (
+                not all(self._is_whole(*output) for output in entry.outputs.items())
+                or item.digest(self._max_bytes) != entry.sha256
+            ):
                 return False
         return not self._gone(first + len(some))
 
-    def _is_there(self, output: str) -> bool:
+    def _is_whole(self, output: str, digest: str) -> bool:
+        """Check whether a file is there, as it was written."""
         try:
-            return is_file(inside(self._journal.path.parent, output))
-        except OutputError:
+            with inside(self._journal.path.parent, output).open("rb") as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest() == digest
+        except OSError:
             return False
 
     def _gone(self, number: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections import deque
@@ -264,9 +265,8 @@ def _write(one: _Answered, wanted: Wanted, spare: Path) -> Entry:
             _put(wanted.folder, file, contents[what], spare / f"{one.number}{Path(file).suffix}")
     except ImageError as error:
         return Entry(one.number, item.source, item.name, digest, error=first_line(error))
-    return Entry(
-        one.number, item.source, item.name, digest, tuple(files.values()), warnings=warnings, sample=sample_of(one.answer)
-    )
+    outputs = {file: _digest(contents[what]) for what, file in files.items()}
+    return Entry(one.number, item.source, item.name, digest, outputs, warnings=warnings, sample=sample_of(one.answer))
 
 
 def sample_anew(model: nn.Module, item: Item, asked: Asked) -> Sequence[float | None]:
@@ -313,12 +313,19 @@ def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: W
         ),
         "statistics": lambda: statistics.serialized([one.numbers for one in good if one.numbers is not None]),
     }
+    outputs: dict[str, str] = {}
     for what, file in files.items():
         if good:
-            _put(wanted.folder, file, make[what](), spare / f"batch{Path(file).suffix}")
+            data = make[what]()
+            _put(wanted.folder, file, data, spare / f"batch{Path(file).suffix}")
+            outputs[file] = _digest(data)
         else:
             _remove(wanted.folder, file)
-    return [entry if entry.error else entry._replace(outputs=(*entry.outputs, *files.values())) for entry in entries]
+    return [entry if entry.error else entry._replace(outputs={**entry.outputs, **outputs}) for entry in entries]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _put(folder: Path, file: str, data: bytes, spare: Path) -> None:

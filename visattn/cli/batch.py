@@ -134,9 +134,12 @@ def batch_command(
     ):
         check_outputs(wanted, items, batches, journal, inputs=[*images, *files_read(options)])
         for line in journal.damaged:
-            complain(f"{printable(str(output / name))}: line {line} is damaged; its image is computed again")
+            click.echo(
+                f"visattn: warning: {printable(str(output / name))}: line {line} is damaged; its image is computed again",
+                err=True,
+            )
         telling = _Telling(bar)
-        ledger = Ledger(items, journal, batches, telling, options["max_bytes"])
+        ledger = Ledger(items, journal, batches, telling, options["max_bytes"], wanted)
         for text in check_model(model, ledger, journal, work, accept=options["accept_changes"]):
             note(quiet, text)
         journal.start()
