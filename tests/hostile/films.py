@@ -150,7 +150,6 @@ _OUTPUTS = (
         "folder.gif",
         "film.gif",
         "own.py",
-        "own.py.gif/",
         "sub/new/o.gif",
         "o.xyz",
         "o",

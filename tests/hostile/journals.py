@@ -278,7 +278,7 @@ def _many_lines(dice: random.Random, expected: Expected) -> Edit:
     return _edited(lambda lines, _: [*lines, line * dice.choice([1, 2000])])
 
 
-# other things in the place of files
+# other things instead of files
 
 
 def _socket(path: Path) -> None:
