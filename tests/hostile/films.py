@@ -166,6 +166,8 @@ _OUTPUTS = (
         ".",
         "..",
         "../outside/victim",
+        "a\x1b.gif",
+        "a\n.gif",
         "linked/o.gif",
         "o.gif/",
         "inner/o.gif",
