@@ -564,7 +564,8 @@ def _zip_encrypted(dice: random.Random) -> Archive:
 
 def _zip_methods(dice: random.Random) -> Archive:
     method = struct.pack("<H", dice.choice([1, 6, 9, 12, 14, 93, 97, 99, 0xFFFF]))
-    return _edited(_zip(dice, ("h.png", photo(7))), b"h.png", (8, method), (10, method))
+    archive = _zip(dice, ("h.png", photo(7)), may={7})  # the method may be the true one
+    return _edited(archive, b"h.png", (8, method), (10, method))
 
 
 def _zip_sums(dice: random.Random) -> Archive:

@@ -67,7 +67,7 @@ def options(dice: random.Random) -> list[str]:
 
 @dataclass
 class Expected:
-    """What a run of `visattn batch` must and may do.
+    """Expectation of what a run of `visattn batch` must and may do.
 
     Attributes:
         must: Number of the photo of each input that has to be drawn, by the end of its name in the journal.

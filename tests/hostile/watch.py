@@ -152,17 +152,14 @@ class Watch:
 
 
 def state(folder: Path) -> State:
-    """Return what decides whether anything below a folder was changed: kind, mode, inode, owner, and of files size and times too."""
+    """Return what decides whether anything below a folder was changed: kind, mode, inode and owner, and the size and time of files."""
     found: State = {}
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
             facts = path.lstat()
             same: tuple[object, ...] = (facts.st_mode, facts.st_dev, facts.st_ino, facts.st_uid, facts.st_gid, facts.st_rdev)
             if stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode):
-                same += (
-                    facts.st_size,
-                    facts.st_mtime_ns,
-                )  # not the time of the status: removing another name of the file changes it
+                same += (facts.st_size, facts.st_mtime_ns)  # st_ctime also changes if another name of the file is removed
             found[path] = same
     return found
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn._support.outside import fault_of, relative
-from visattn.batch.items import Named, refused
+from visattn.batch.items import Named, Refusal, refused
 from visattn.errors import ImageError
 from visattn.images import FORMATS
 from visattn.images.folders import endings_of_photos
@@ -79,6 +79,8 @@ def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
     try:
         with tarfile.open(regular(file), "r:") as archive:
             for member in archive:
+                if archive.offset <= member.offset:  # of a negative size: `tarfile` would read it again and again
+                    raise tarfile.ReadError("a header is damaged")
                 position = archive.offset
                 if member.isreg():
                     places[member.name] = member.offset
@@ -171,6 +173,22 @@ def _opened(file: Path) -> zipfile.ZipFile:
 @lru_cache(_OPEN)
 def _opened_as(file: Path, *_facts: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(file)
+
+
+def named_member(file: Path, name: str, kind: str, max_bytes: int) -> bytes:
+    """Read the one photo of this name in a tar or zip file.
+
+    Raises:
+        ImageError: If there is none, there are several, or it cannot be read.
+    """
+    images = list(in_archive(file, lambda member: member == name, kind))
+    content = images[0].content
+    if len(images) > 1 and not isinstance(images[-1].content, Refusal):
+        raise ImageError(f"{printable(str(file))}/{printable(name)}: is in the archive twice. Make the archive again.")
+    assert content is not None  # noqa: S101 - of a member
+    read = content(max_bytes)
+    assert isinstance(read, bytes)  # noqa: S101 - of an archive
+    return read
 
 
 def _unread(shown: str, error: Exception) -> ImageError:

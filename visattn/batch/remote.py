@@ -19,7 +19,7 @@ WILD = "*?["
 LOCAL = "file", "local"
 STORES = (  # others keep copies on this machine, or evaluate what they read: `reference` runs the templates of its file
     *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "hdfs", "webhdfs", "ftp", "sftp", "ssh", "smb"),
-    *("webdav", "webdavs", "github", "http", "https", "memory", "zip", "tar", *LOCAL),
+    *("webdav", "webdavs", "github", "http", "https", "memory", "zip", *LOCAL),  # `tar` only on this machine, see `local_archive`
 )
 
 

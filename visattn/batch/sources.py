@@ -7,6 +7,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from visattn._support.checks import first_line, printable
 from visattn._support.files import is_folder, regular
 from visattn._support.outside import fault_of, folded
 from visattn._support.own_code import is_function
-from visattn.batch.archives import ARCHIVES, PACKED, in_archive
+from visattn.batch.archives import ARCHIVES, PACKED, in_archive, named_member
 from visattn.batch.datasets import of_function
 from visattn.batch.items import Item, Named, Refusal, fault_error, refused
 from visattn.batch.remote import WILD, is_remote, local_archive, local_path, remote_file, remote_files
@@ -184,11 +185,19 @@ def _lines(file: Path, shown: str) -> list[str]:
 
 def _listed(file: Path, line: str, number: int) -> Named:
     """Return the image that a line of a list names. A line names a photo, never code or another list."""
-    if is_remote(line) and (local := local_path(line)) is None:
+    if archive := local_archive(line):
+        kind, _, rest = line.partition("://")
+        member = rest.partition("::")[0]
+        image = Named(line, Path(Path(member).name), partial(named_member, archive[0], member, kind.lower()))
+    elif (local := local_path(line)) is not None:
+        image = Named(str(local), Path(local.name))
+    elif is_remote(line):
         image = remote_file(line)
+    elif "://" in line or named(line):
+        image = Named(line, Path(as_file(line).name))
     else:
-        source = str(local) if is_remote(line) else line if "://" in line or named(line) else str(file.parent / line)
-        image = Named(source, Path(as_file(source).name))
+        path = file.parent / line  # which drops the `./` of `./photo:x`
+        image = Named(f"./{path}" if path.parts and ":" in path.parts[0] else str(path), Path(path.name))
     fault = "names no file" if not image.name.name else fault_of(image.name.name)
     if fault is None:
         return image
