@@ -119,7 +119,19 @@ def _output(name: str, dice: random.Random) -> Case:
     free = (
         output
         if output
-        in ("o.gif", "sub/new/o.gif", "link.gif", "dangling.gif", "hard.gif", ".gif", "o.GIF", "linked/o.gif", "inner/o.gif")
+        in (
+            "o.gif",
+            "sub/new/o.gif",
+            "link.gif",
+            "dangling.gif",
+            "hard.gif",
+            ".gif",
+            "o.GIF",
+            "linked/o.gif",
+            "inner/o.gif",
+            "a\x1b.gif",
+            "a\n.gif",
+        )
         else "o.gif"
     )
     return Case(

@@ -38,9 +38,9 @@ def _lines(*texts: str) -> tuple[Line, ...]:
 
 
 LINES = (
-    *_lines(
-        "missing.png", "sub", ".", "..", "/", "/etc", "~/g1.png", "OUTSIDE", "OUTSIDE/victim", "own.py", "g1.png/", "g1.png/x.png"
-    ),
+    Line("photo:g4.png", False, (4,)),  # a name that exists as a file is that file
+    Line("g1.png/", False, (1,)),  # a slash behind a file is left out
+    *_lines("missing.png", "sub", ".", "..", "/", "/etc", "~/g1.png", "OUTSIDE", "OUTSIDE/victim", "own.py", "g1.png/x.png"),
     *_lines("x.py:f", "./x.py:f", "WORK/x.py:f", "x.py:", "x.py:f.png", "own.py:make", "x.py::f", "sub/y.py:f"),
     *_lines(
         "pipe",
@@ -136,7 +136,6 @@ LINES = (
         "photo:nothing",
         "photo:../x",
         "photo:/etc/passwd",
-        "photo:g4.png",
         "scene:",
         "scene:-1",
         "scene:x",

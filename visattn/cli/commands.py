@@ -7,8 +7,11 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import click
@@ -55,13 +58,30 @@ _COLLECT = 10_000  # objects between two garbage collections: the imports make a
 
 
 _ENDING = signal.SIGTERM, signal.SIGHUP
-_ended: list[int] = []  # signals that ended the command
 
 
-def _end(number: int, _frame: object) -> None:
-    """End the command as Ctrl-C does, so that no temporary file stays."""
-    _ended.append(number)
-    raise KeyboardInterrupt
+@contextmanager
+def _ended_by_signals() -> Iterator[list[int]]:
+    """End the command at a signal as at Ctrl-C, so that no temporary file stays.
+
+    Yields:
+        List of the signals, which the exit code tells.
+    """
+    ended: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        ended.append(number)
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _ENDING if mine and signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield ended
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -69,9 +89,6 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     if arguments is None:  # the process runs this command alone
         gc.set_threshold(_COLLECT)
-        for number in _ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores one
-                signal.signal(number, _end)
     debug = "--debug" in given
     silence("-q" in given or "--quiet" in given)
     for stream in (sys.stdout, sys.stderr):
@@ -92,9 +109,18 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def _run(arguments: list[str], debug: bool) -> int:
+    with in_shell(), _ended_by_signals() as ended:
+        try:
+            code = _coded(arguments, debug)
+        except KeyboardInterrupt:  # a signal while an error was told
+            code = 128 + signal.SIGINT
+    return 128 + ended[0] if ended else code
+
+
+def _coded(arguments: list[str], debug: bool) -> int:
+    """Run a command, and return its exit code; an error becomes one line."""
     try:
-        with in_shell():
-            code = cli.main(arguments, prog_name="visattn", standalone_mode=False)
+        code = cli.main(arguments, prog_name="visattn", standalone_mode=False)
         if sys.stdout is None:
             complain("stdout is closed: printed output is lost, but files are complete; redirect stdout")
             return 5
@@ -115,7 +141,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         _drop_output()
         return 141
     except (KeyboardInterrupt, click.Abort):
-        return 128 + (_ended[0] if _ended else signal.SIGINT)
+        return 128 + signal.SIGINT
     except MemoryError:
         complain("out of memory; choose a smaller --img-size")
         return 5
@@ -156,7 +182,7 @@ def no_room(error: OSError) -> str:
 def _is_of_print(error: OSError) -> bool:
     """Check whether an error was raised while printing: in click's `echo`, or in the flush at the end."""
     frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].name == _run.__name__ or any(frame.name == "echo" for frame in frames)
+    return frames[-1].name == _coded.__name__ or any(frame.name == "echo" for frame in frames)
 
 
 def _drop_output() -> None:

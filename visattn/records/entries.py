@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -118,7 +119,8 @@ class AttentionRecord:
         for block in range(kept.out.shape[2]):
             weights = self.operator.block(block).to(kept.value.dtype)
             worst = max(worst, float((weights @ kept.value[:, :, block] - kept.out[:, :, block]).abs().max()))
-        return worst / float(kept.out.abs().max())
+        largest = float(kept.out.abs().max())
+        return worst / largest if largest else math.inf if worst else 0.0  # outputs may be zero: the first queries of DETR are
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,18 +109,22 @@ class Film:
         return (len(times) - 1) / shown if shown else _USUAL
 
     def _animation(self) -> Iterator[tuple[Fraction, Image.Image]]:
+        shown = 0
         try:
             with Image.open(self.path, formats=("GIF", "WEBP", "PNG")) as animation:
                 self._check_size(*animation.size)
                 at = Fraction(0)
                 for frame in ImageSequence.Iterator(animation):
                     yield at, self._on_white(frame)
+                    shown += 1
                     at += Fraction(str(frame.info.get("duration") or _MILLISECONDS / _USUAL)) / _MILLISECONDS
                 self.lost = int(animation.format == "GIF" and not _end_of(self.path).rstrip(b"\0").endswith(b";"))
         except ImageError:
             raise
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ImageError(f"{self._name}: is no animation, or damaged ({first_line(error)}).") from error
+        except Exception as error:  # Pillow raises many types for damaged frames
+            if not shown:
+                raise ImageError(f"{self._name}: is no animation, or damaged ({first_line(error)}).") from error
+            self.lost = 1
 
     def _on_white(self, frame: Image.Image) -> Image.Image:
         shown = ImageOps.exif_transpose(frame).convert("RGBA")
