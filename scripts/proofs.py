@@ -17,9 +17,10 @@ from evidence.running import Evidence, Proof
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "assets" / "evidence"
 
+HOSTILE = "archives", "journals", "lists", "configurations", "films", "maps", "models", "folders", "commands"
 PROOFS = {  # the longest of those that run beside others come first
-    "hostile": Proof("-m tests.hostile"),
-    "hostile without a network": Proof("-m tests.hostile --no-net"),
+    **{f"hostile {kind}": Proof(f"-m tests.hostile --only {kind}") for kind in HOSTILE},
+    **{f"hostile {kind} without nets": Proof(f"-m tests.hostile --only {kind} --no-net --seed 1") for kind in HOSTILE},
     "kills while saving": Proof("-m tests.training.kills saves 200"),
     "kills of trainings": Proof("-m tests.training.kills runs 20"),
     "kills of runs over images": Proof("-m tests.batch.kills 300"),

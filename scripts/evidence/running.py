@@ -81,7 +81,7 @@ class Evidence:
                 missing.append(name)
             minutes, facts = (result.minutes, f"{result.commit} {result.day}, {result.machine}") if result else (0.0, "")
             total += minutes
-            lines.append(f"{name:28} {state:24} {minutes:6.1f} min  {facts}".rstrip())
+            lines.append(f"{name:38} {state:24} {minutes:6.1f} min  {facts}".rstrip())
         lines.append(f"{len(names) - len(missing)} of {len(names)} proofs hold for this tree, {total:.0f} minutes in all")
         if total > 60 * _HOURS:
             lines.append(f"they take more than {_HOURS:g} hours: draw large grids by a seed")
