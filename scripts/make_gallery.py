@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
 from gallery.film import film_picture, walk_picture
+from gallery.layer import layer_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
 from gallery.space import space_pictures
@@ -89,6 +90,7 @@ def main() -> None:
     _save("masked", _masked(model))
     _save("holes", _holes(model))
     _save("color_profile", profiles_sheet(model))
+    _save("layer", layer_sheet(model))
     _save("windows", _windows())
     _save("targets", _targets(model))
     _save("remedies", _remedies(model))

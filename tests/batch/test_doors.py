@@ -211,7 +211,7 @@ def test_members_that_occur_twice_are_refused_and_the_first_is_read(place: Path)
     "form", ["gnu", "posix --sparse-version=0.0", "posix --sparse-version=0.1", "posix --sparse-version=1.0"]
 )
 def test_sparse_members_are_read_right(form: str, place: Path, run: Run) -> None:
-    """A sparse photo (with a hole of zeros after its end), then other photos: each picture shows its own."""
+    """Pack a photo with a hole of zeros after its end, and others: each picture must show its own photo."""
     for number in range(3):
         Image.new("RGB", (300, 300), (80 * number + 20, 0, 0)).save(place / f"{number}.bmp")
     with (place / "0.bmp").open("ab") as stream:

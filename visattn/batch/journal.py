@@ -71,7 +71,7 @@ class Head(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Content(NamedTuple):
-    """What a journal says.
+    """Content of a journal.
 
     Attributes:
         head: Its settings, as they were stated last.
@@ -183,12 +183,12 @@ class Journal:
 
     @property
     def changed(self) -> list[str]:
-        """What is other than before, and was accepted."""
+        """Changes that were accepted."""
         return self._head.changed
 
     @property
     def now(self) -> dict[str, str]:
-        """What makes the results of this run, see `settings.maker`."""
+        """Versions, processor and device of this run, see `settings.maker`."""
         return self._head.made_by
 
     def accept(self, changes: Iterable[str]) -> None:

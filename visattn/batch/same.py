@@ -1,4 +1,4 @@
-"""Whether a run that goes on computes what it computed before: its first kept image is explained anew, and compared."""
+"""Comparison of a run that goes on with what it computed before: its first kept image is explained anew."""
 
 from __future__ import annotations
 

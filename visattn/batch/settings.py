@@ -1,4 +1,4 @@
-"""What decides the files of a run: the fields of its request, and the structure and weights of its model."""
+"""Settings that decide the files of a run: the fields of its request, and the structure and weights of its model."""
 
 from __future__ import annotations
 
