@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import cv2
 import numpy as np
 from PIL import Image
 from torch import nn
 
 import visattn
 from visattn import data
+from visattn._support.opencv import cv2
 from visattn.drawing.pages import Cell, sheet
 
 _SQUARE = 16  # pixels

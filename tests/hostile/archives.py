@@ -267,7 +267,9 @@ def _listed(archive: Archive, name: str) -> Archive:
 
 def _tar_twins(dice: random.Random) -> Archive:
     first, second = dice.choice(TWINS)
-    return _tar(dice, _member(first, photo(7), dice), _member(second, photo(8), dice), unnamed=[7, 8])
+    bad = first == second or ".." in first + second  # may be refused
+    hostile = _member(first, photo(7), dice), _member(second, photo(8), dice)
+    return _tar(dice, *hostile, may={7, 8}, unnamed=[] if bad else [7, 8])
 
 
 def _tar_sizes(dice: random.Random) -> Archive:
@@ -391,13 +393,14 @@ def _tar_hard_links(dice: random.Random) -> Archive:
 
 
 def _tar_links_to_members(dice: random.Random) -> Archive:
-    """Link to the last of two members of one name, or along a chain."""
+    """Link to the last of two members of one name, which may be refused, or along a chain."""
     first = _member("t.png", photo(7), dice)
     again = _member("t.png", photo(8), dice) if dice.random() < 0.5 else b""
     link = _member("h.png", b"", dice, type=tarfile.LNKTYPE, linkname="t.png")
     chain = _member("i.png", b"", dice, type=tarfile.LNKTYPE, linkname="h.png") if dice.random() < 0.5 else b""
-    number = 8 if again else 7
-    return _tar(dice, first + again + link + chain, may={number}, unnamed=[7, *[number] * (1 + bool(again))])
+    last = 8 if again else 7
+    linked = [last] * (1 + bool(chain))
+    return _tar(dice, first + again + link + chain, may={7, 8}, unnamed=linked if again else [7, *linked])
 
 
 def _tar_other_kinds(dice: random.Random) -> Archive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
@@ -12,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn._support.outside import fault_of, relative
-from visattn.batch.items import Named, Refusal, refused
+from visattn.batch.items import Named, refused
 from visattn.errors import ImageError
 from visattn.images import FORMATS
 from visattn.images.folders import endings_of_photos
@@ -25,32 +26,47 @@ _ENCRYPTED = 0x1
 _UNIX = 16  # bits before the mode in a zip file
 
 
-def in_archive(file: Path, wanted: Callable[[str], bool] = lambda name: True, kind: str = "") -> Iterator[Named]:
-    """Yield the images of a tar or zip file, in its order. A member that cannot be read is one image that fails.
+def in_archive(file: Path, wanted: Callable[[str], bool] = lambda name: True, kind: str = "") -> list[Named]:
+    """List the images of a tar or zip file, in its order. A member that cannot be read is one image that fails.
 
     Args:
         file: The archive.
         wanted: Which members are meant, by their names.
         kind: `tar` or `zip`; by default what the ending says.
 
+    Returns:
+        The images. Those that share one name are refused, as a program that unpacks the archive keeps only one of them.
+
     Raises:
         ImageError: If there are none, or the file cannot be opened.
     """
-    count = 0
     members = _Members(file, wanted)
-    for image in _of_tar(file, members) if (kind or file.suffix[1:].lower()) == "tar" else _of_zip(file, members):
-        count += 1
-        yield image
-    if not count:
+    images = list(_of_tar(file, members) if (kind or file.suffix[1:].lower()) == "tar" else _of_zip(file, members))
+    if not images:
         raise ImageError(f"{printable(str(file))}: no photos ({', '.join(FORMATS)}) in this archive. Pass another.")
+    counts = Counter(image.source for image in images)
+    return [
+        image
+        if counts[image.source] == 1
+        else refused(image.source, _remade(image.source, f"is in the archive {counts[image.source]} times"))
+        for image in images
+    ]
+
+
+def _remade(source: str, fault: str) -> ImageError:
+    return ImageError(f"{printable(source)}: {fault}. Make the archive again without it.")
 
 
 class _Members:
-    """Names of the members so far, of which each may occur once."""
+    """Members that are photos and are wanted.
+
+    Attributes:
+        count: Their number so far.
+    """
 
     def __init__(self, file: Path, wanted: Callable[[str], bool]) -> None:
         self._file, self._wanted, self._endings = file, wanted, endings_of_photos()
-        self.names: set[str] = set()
+        self.count = 0
 
     def is_photo(self, name: str) -> bool:
         path = PurePosixPath(name[-_SHOWN:])
@@ -59,14 +75,11 @@ class _Members:
     def admitted(self, name: str, fault: str | None) -> tuple[str, Path, ImageError | None]:
         """Return source and name of a member, and the error if it is refused."""
         fault = fault or (f"its name {why}" if (why := fault_of(name)) else None)
-        if fault is None and name in self.names:
-            fault = "is in the archive twice"
-        self.names.add(name)
+        self.count += 1
         source = f"{self._file}/{name if len(name) <= _SHOWN else f'...{name[-_SHOWN:]}'}"
         if fault is None:
             return source, Path(self._file.stem, *relative(name).parts), None
-        error = ImageError(f"{printable(source)}: {fault}. Make the archive again without it.")
-        return source, Path(), error
+        return source, Path(), _remade(source, fault)
 
 
 _SHOWN = 300  # letters of a name in messages
@@ -75,6 +88,7 @@ _SHOWN = 300  # letters of a name in messages
 def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
     shown = printable(str(file))
     places: dict[str, int] = {}
+    links: dict[str, str] = {}  # names of hard links, and the members that they name, also along a chain
     position = None
     try:
         with tarfile.open(regular(file), "r:") as archive:
@@ -87,17 +101,20 @@ def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
                 if member.isdir() or not members.is_photo(member.name):
                     continue
                 target = member.linkname if member.islnk() else member.name
+                target = links.get(target, target)
+                if member.islnk() and target in places:
+                    links[member.name] = target
                 lost = "is a link to a member that is not there" if member.islnk() else "is a link or a special file"
                 source, name, why = members.admitted(member.name, None if target in places else lost)
                 yield (refused(source, why) if why else Named(source, name, partial(_tar_member, file, places[target], target)))
             position = archive.offset
         whole = _ends(file, position)
     except Exception as error:  # tarfile raises many types for damaged headers
-        if position is None and not members.names:
+        if position is None and not members.count:
             raise ImageError(f"{shown}: is no tar file, or damaged ({first_line(error)}). Make it again.") from error
         whole = False
     if not whole:  # tarfile itself takes a damaged header for the end
-        damaged = ImageError(f"{shown}: is damaged, or cut off, after {len(members.names)} images. Make it again.")
+        damaged = ImageError(f"{shown}: is damaged, or cut off, after {members.count} images. Make it again.")
         yield refused(str(file), damaged)
 
 
@@ -181,10 +198,7 @@ def named_member(file: Path, name: str, kind: str, max_bytes: int) -> bytes:
     Raises:
         ImageError: If there is none, there are several, or it cannot be read.
     """
-    images = list(in_archive(file, lambda member: member == name, kind))
-    content = images[0].content
-    if len(images) > 1 and not isinstance(images[-1].content, Refusal):
-        raise ImageError(f"{printable(str(file))}/{printable(name)}: is in the archive twice. Make the archive again.")
+    content = in_archive(file, lambda member: member == name, kind)[0].content
     assert content is not None  # noqa: S101 - of a member
     read = content(max_bytes)
     assert isinstance(read, bytes)  # noqa: S101 - of an archive

@@ -1,4 +1,4 @@
-"""Comparison of a run that goes on with what it computed before: its first kept image is explained anew."""
+"""Comparison of a resumed run and its earlier results: the first kept image is explained anew."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _of(given: str, but: Path | None) -> list[Named]:
     if (local := local_path(given)) is not None:
         return _of(str(local), but)
     if archive := local_archive(given):
-        return list(in_archive(*archive, given.partition("://")[0].lower()))
+        return in_archive(*archive, given.partition("://")[0].lower())
     if is_remote(given):
         return remote_files(given, endings_of_photos())
     if "://" in given or named(given):
@@ -127,7 +127,7 @@ def _of_file(path: Path) -> list[Named]:
     if path.suffix.lower() in _LISTS:
         return _in_list(path)
     if path.suffix.lower() in ARCHIVES:
-        return list(in_archive(path))
+        return in_archive(path)
     if path.name.lower().endswith(PACKED):
         raise ImageError(
             f"{printable(str(path))}: is compressed, so its images cannot be read one by one. Unpack it to a .tar file."
