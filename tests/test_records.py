@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+import visattn
 from tests import tiny
 from visattn.errors import LayoutError, OptionError, ShapeError
 from visattn.geometry import Box
@@ -147,3 +149,14 @@ def test_select_does_not_change_the_recording() -> None:
 def test_select_refuses_what_was_not_recorded(choice: dict[str, int | str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         two_forwards().select(**choice)  # type: ignore[arg-type]
+
+
+def test_error_of_outputs_that_are_all_zero_is_zero() -> None:
+    """Take the values of a block away, as the first queries of a DETR have none."""
+    model: Any = tiny.vit()
+    for part in (model.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.bias):
+        torch.nn.init.zeros_(part)
+    with visattn.capture(model, gradients=True) as recording:
+        model(tiny.pixels())
+    assert recording[0].error() == 0.0
+    assert 0 < recording[1].error() < 1e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -410,3 +411,57 @@ def test_states_of_a_space_are_not_kept_through_a_link(place: Path, run: Run) ->
     assert code == 2
     assert "space.npz.states: must be a folder, got a link" in err
     assert not list((place / "elsewhere").iterdir())
+
+
+def test_a_header_of_negative_size_ends_the_reading_of_a_tar_file(place: Path) -> None:
+    with tarfile.open(place / "x.tar", "w") as archive:
+        for name in ("a.png", "b.png"):
+            archive.addfile(_sized(name, png()), io.BytesIO(png()))
+    data = bytearray((place / "x.tar").read_bytes())
+    start = data.index(b"b.png")
+    data[start + 124 : start + 136] = b"\xff" * 10 + b"\xfe\x00"  # -512, as tar files state large sizes
+    total = sum(data[start : start + 148]) + 8 * 32 + sum(data[start + 156 : start + 512])
+    data[start + 148 : start + 156] = b"%06o\0 " % total
+    (place / "x.tar").write_bytes(bytes(data))
+    good, end = items_of([place / "x.tar"])
+    assert good.photo().getpixel((0, 0)) == (255, 0, 0)
+    with pytest.raises(ImageError, match=r"x.tar: is damaged, or cut off, after 1 images"):
+        end.photo()
+
+
+def test_chains_of_hard_links_are_followed(place: Path) -> None:
+    with tarfile.open(place / "x.tar", "w") as archive:
+        archive.addfile(_sized("a.png", png("lime")), io.BytesIO(png("lime")))
+        for name, target in (("b.png", "a.png"), ("c.png", "b.png"), ("self.png", "self.png"), ("d.png", "none.png")):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.LNKTYPE, target
+            archive.addfile(link)
+    items = items_of([place / "x.tar"])
+    assert [item.photo().getpixel((0, 0)) for item in items[:3]] == [(0, 255, 0)] * 3
+    for item in items[3:]:
+        with pytest.raises(ImageError, match="is a link to a member that is not there"):
+            item.photo()
+
+
+def test_a_line_of_a_list_may_name_a_member_or_an_odd_file(place: Path) -> None:
+    (place / "photo:x.png").write_bytes(png("lime"))
+    with zipfile.ZipFile(place / "x.zip", "w") as packed:
+        packed.writestr("sub/a.png", png("blue"))
+    with tarfile.open(place / "x.tar", "w") as archive:
+        archive.addfile(_sized("a.png", png("white")), io.BytesIO(png("white")))
+    lines = ["./photo:x.png", f"zip://sub/a.png::{place}/x.zip", f"tar://a.png::file://{place}/x.tar", "./photo:chelsea"]
+    (place / "list.txt").write_text("\n".join(lines))
+    *images, missing = items_of(["list.txt"])
+    assert [item.photo().getpixel((0, 0)) for item in images] == [(0, 255, 0), (0, 0, 255), (255, 255, 255)]
+    with pytest.raises(ImageError, match="photo:chelsea: no such file"):
+        missing.photo()
+
+
+def test_every_save_of_python_replaces_by_default_and_can_refuse() -> None:
+    from visattn.batch.films import explain_video
+    from visattn.embedding import save_html, save_npz
+    from visattn.pipeline.explanation import Explanation
+    from visattn.studies import Study
+
+    functions = (Explanation.save, Explanation.save_map, Study.save, Study.save_html, save_html, save_npz, explain_video)
+    assert {inspect.signature(function).parameters["overwrite"].default for function in functions} == {True}

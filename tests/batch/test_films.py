@@ -462,3 +462,49 @@ def test_provenance_of_a_film_is_what_is_true_of_all_frames(model: Any, film: Pa
     assert [f"(in {empty} of {COUNT} frames)" in text for text in told] == [True] * (0 < empty < COUNT)
     fixed = explain_video(model, film, tmp_path / "fixed.mp4", method="gradcam", target=2).provenance
     assert fixed.target == ("logit of class 2",)
+
+
+def two_streams(path: Path, frames: list[Any]) -> Path:
+    """Write a film whose first stream of pictures (gray, MPEG-4) is followed by one in H.264."""
+    with av.open(str(path), "w") as container:
+        streams: list[Any] = [container.add_stream(codec, rate=10) for codec in ("mpeg4", "libx264")]
+        for stream in streams:
+            stream.height, stream.width, stream.pix_fmt = 64, 96, "yuv420p"
+        for number, array in enumerate(frames):
+            for stream, shown in zip(streams, (np.full_like(array, 128), array), strict=True):
+                frame = av.VideoFrame.from_ndarray(shown, format="rgb24")
+                frame.pts, frame.time_base = number, Fraction(1, 10)
+                container.mux(stream.encode(frame))
+        for stream in streams:
+            container.mux(stream.encode(None))
+    return path
+
+
+def test_a_stream_without_a_decoder_is_passed_over(tmp_path: Path) -> None:
+    frames = [films.scene(number) for number in range(4)]
+    content = two_streams(tmp_path / "two.mp4", frames).read_bytes()
+    hidden = content.replace(b"mp4v\0", b"zzzz\0", 1).replace(b"esds", b"free", 1)
+    (tmp_path / "two.mp4").write_bytes(hidden)
+    shown = [np.asarray(frame.image, dtype=int) for frame in Film(tmp_path / "two.mp4").frames()]
+    assert len(shown) == 4
+    assert all(np.abs(image - frame).mean() < 12 for image, frame in zip(shown, frames, strict=True))
+    (tmp_path / "two.mp4").write_bytes(hidden.replace(b"avc1\0", b"zzzz\0", 1))
+    with pytest.raises(ImageError, match=r"two.mp4: its pictures have no decoder here; convert it to H.264"):
+        next(iter(Film(tmp_path / "two.mp4").frames()))
+
+
+def test_frames_before_the_damage_of_an_animation_are_read(tmp_path: Path) -> None:
+    pictures = [Image.new("RGB", (40, 30), color) for color in ("red", "lime", "blue", "white")]
+    pictures[0].save(tmp_path / "whole.gif", save_all=True, append_images=pictures[1:], duration=100)
+    whole = (tmp_path / "whole.gif").read_bytes()
+    counts = set()
+    for cut in range(len(whole) // 4, len(whole), 3):
+        (tmp_path / "cut.gif").write_bytes(whole[:cut])
+        try:
+            film = Film(tmp_path / "cut.gif")
+            counts.add(len(list(film.frames())))
+        except ImageError as error:
+            assert "cut.gif: " in str(error)  # noqa: PT017 - some cuts leave no frame
+        else:
+            assert film.lost == 1
+    assert len(counts) > 1
