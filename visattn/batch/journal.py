@@ -138,6 +138,8 @@ class Journal:
         """Lock the file, and read it."""
         try:
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._stream.fileno()).st_ino != self.path.lstat().st_ino:  # a refused run has just removed it
+                raise BlockingIOError
         except BlockingIOError as error:
             raise OutputError(
                 f"{name}: another run writes it. Wait for its end, or choose another folder (-o/--output)."
