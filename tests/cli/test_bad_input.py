@@ -167,10 +167,7 @@ def test_an_existing_output_is_refused_and_untouched(run: Run, photo: Path, tmp_
     (tmp_path / "out.png").write_text("mine")
     code, _, err = run("overlay", photo, *TINY, "-o", "out.png")
     assert code == 2
-    assert (
-        err
-        == "visattn: error: out.png: exists already; pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)\n"
-    )
+    assert err == "visattn: error: out.png: exists already; pass --overwrite to replace it or choose another name (-o/--output)\n"
     assert (tmp_path / "out.png").read_text() == "mine"
     assert run("overlay", photo, *TINY, "-o", "out.png", "--overwrite")[0] == 0
 
