@@ -38,7 +38,7 @@ def twice() -> None:
 
 
 def trained(folder: str = "run", **options: Any) -> None:
-    train(Config(**{"data": "photos", "img_size": 32, "epochs": 1.0, **options}), folder)
+    train(Config(**{"data": "photos", "img_size": 32, "epochs": 1.0, **options}), Path(folder))
 
 
 OVERLAY = ("overlay", "dog.png", *TINY)
@@ -149,7 +149,7 @@ def test_a_message_speaks_the_language_of_its_caller(run: Run, photo: Path, tmp_
 
 def test_a_note_names_the_option_as_its_caller_does(run: Run, photo: Path) -> None:  # noqa: F811
     with pytest.warns(VisattnNote, match="^weights False is understood as 'none'$"):
-        load_model("vit_tiny_patch16_224", weights=False)
+        load_model("vit_tiny_patch16_224", weights=False)  # type: ignore[arg-type]
     with pytest.warns(VisattnNote, match="^--method 'AttentionRollout' is understood as 'rollout'$"):
         assert run("overlay", photo, *TINY, "--method", "AttentionRollout")[0] == 0
 
