@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Literal, get_args, get_origin
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
@@ -25,12 +26,20 @@ def packages() -> list[str]:
     return found
 
 
-def line(value: object) -> str:
-    """Return the first line of a docstring; for values without one, their type."""
+_KINDS = {dict: "Dictionary", tuple: "Tuple", frozenset: "Set", str: "Text", int: "Whole number", float: "Number"}
+
+
+def line(value: object, name: str = "") -> str:
+    """Return the first line of a docstring; for values without one, their kind in words. `NETWORKS` holds networks, by its name."""
     text = inspect.getdoc(value) if callable(value) or isinstance(value, ModuleType) else None
     if text:
         return text.split("\n")[0]
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (dict, tuple, frozenset)) else type(value).__name__
+    if get_origin(value) is Literal:
+        return f"Type: {', '.join(map(repr, get_args(value)))}."
+    kind = next((words for kind, words in _KINDS.items() if isinstance(value, kind)), type(value).__name__)
+    if isinstance(value, (dict, tuple, frozenset)):
+        return f"{kind} of {len(value)} {name.lower() if name.endswith('S') else 'entries'}."
+    return f"{kind}."
 
 
 def page() -> str:
@@ -38,7 +47,7 @@ def page() -> str:
     parts = [HEAD]
     for module in packages():
         whole = import_module(module)
-        rows = [f"| `{name}` | {line(getattr(whole, name))} |" for name in whole.__all__]
+        rows = [f"| `{name}` | {line(getattr(whole, name), name)} |" for name in whole.__all__]
         parts.append("\n".join([f"## {module}\n", line(whole), "\n| name | what it is |", "|---|---|", *rows]) + "\n")
     return "\n".join(parts)
 

@@ -45,24 +45,56 @@ def test_torch_load_runs_no_code(path: Path) -> None:
             assert "weights_only=True" in ast.unparse(node)
 
 
+_FLAG = re.compile(r"(?<![\w-])(--[a-z]|-o\b)")
+_KEYWORD = re.compile(r"(?<![\w.-])[a-z_]+=|visattn\.[a-z]")
+_HELP = "option", "setting"  # calls whose texts are for `--help`
+
+
+def _messages(path: Path, languages: str = "python shell") -> list[str]:
+    """Return the texts of a module but docstrings and help texts; of those for one language alone, given to `worded`, the `languages`."""
+    tree = ast.parse(path.read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    helps = [call for call in calls if call.func.id in _HELP]  # type: ignore[attr-defined]
+    only = [call.args for call in calls if call.func.id == "worded"]  # type: ignore[attr-defined]
+    apart = helps + [args[i] for args in only for i, language in enumerate(("python", "shell")) if language not in languages]
+    apart += [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    apart += [
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+        if isinstance(part, ast.Constant)
+    ]
+    left_out = {id(node) for root in apart for node in ast.walk(root)}
+    texts = []
+    for node in ast.walk(tree):
+        if id(node) not in left_out and isinstance(node, ast.JoinedStr):
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+        elif id(node) not in left_out and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return [text for text in texts if " " in text]  # single words are arguments of a command
+
+
 @pytest.mark.parametrize(
     "path", [path for path in FILES if "cli" not in path.parts], ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_messages_of_the_library_name_the_python_argument_before_the_option(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    texts = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (said | parts):
-            texts.append(node.value)
-    bare = []
-    for text in filter(lambda text: " " in text, texts):  # single words are arguments of a command
-        options = re.finditer(r"(?<![\w-])(--[a-z]|-o/)", text)
-        bare += [text for found in options if text[: found.start()].count("(") == text[: found.start()].count(")")]
-    assert not bare
+def test_messages_of_the_library_name_flags_to_the_shell_alone(path: Path) -> None:
+    assert not [text for text in _messages(path, "python") if _FLAG.search(text)]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "cli" in path.parts], ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_of_commands_name_no_keyword_and_no_function_of_python(path: Path) -> None:
+    assert not [text for text in _messages(path) if _KEYWORD.search(text)]
+
+
+def test_the_rules_of_language_find_what_they_forbid(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        '"""Text with --flags."""\nraise E(f"{name}: exists (--overwrite)")\nraise E("pass overwrite=True " + worded("a b", "pass --b"))\n'
+    )
+    assert _messages(file, "python") == ["{}: exists (--overwrite)", "pass overwrite=True ", "a b"]
+    assert [bool(_FLAG.search(text)) for text in _messages(file)] == [True, False, False, True]
+    assert [bool(_KEYWORD.search(text)) for text in _messages(file)] == [False, True, False, False]
 
 
 def test_only_one_module_imports_opencv() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from visattn._support.language import option
 from visattn.errors import OptionError, ShapeError
 
 __all__ = ["Box", "Geometry", "affine_corners"]
@@ -133,7 +134,7 @@ class Geometry:
             top, left, bottom, right = self.seen(box)
             raise OptionError(
                 f"pixel {x:g},{y:g} was cropped away: the model received x {left:g} to {right:g} and y {top:g} to "
-                f"{bottom:g}. Choose a pixel inside, or pass the whole photo with resize='fit' (--resize fit)."
+                f"{bottom:g}. Choose a pixel inside, or pass the whole photo with {option('resize', 'fit')}."
             )
         return row, column
 

@@ -242,13 +242,13 @@ def test_bytes_are_bounded(place: Path, run: Run) -> None:
         archive.addfile(_sized("a.png", png()), io.BytesIO(png()))
     with zipfile.ZipFile(place / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("bomb.png", png() + bytes(2**20))
-    with pytest.raises(ImageError, match=r"huge.png: has more than 1,074 MB; check the file, or raise the limit \(max_bytes=\)"):
+    with pytest.raises(ImageError, match=r"huge.png: has more than 1,074 MB; check the file, or raise max_bytes$"):
         load_image(huge)
     code, _, err = run("batch", "photos", "x.tar", "bomb.zip", *MODEL, "--max-bytes", "500", "-o", "out")
     assert code == 1
     lines = [line for line in err.splitlines() if "error" in line]
     assert len(lines) == 3
-    assert all("has more than 500 bytes; check the file, or raise the limit (--max-bytes)" in line for line in lines)
+    assert all("has more than 500 bytes; check the file, or raise --max-bytes" in line for line in lines)
     assert (place / "out" / "good.rollout.png").exists()
     assert (place / "out" / "x" / "a.rollout.png").exists()
 

@@ -188,7 +188,7 @@ def test_errors_of_any_kind_of_one_image_leave_the_others(
     entries: list[Entry] = []
     assert go(model, items_of([tmp_path / "photos"]), tmp_path / "out", told=entries.append) == Outcome(2, 0, 4)
     assert {entry.number: entry.error for entry in entries if entry.error} == {
-        1: "internal error of visattn (ZeroDivisionError: no cause). Please report it with the traceback of this image alone (--debug).",
+        1: "internal error of visattn (ZeroDivisionError: no cause). Please report it with the traceback of this image alone.",
         2: "no map",
         3: "out of memory. Choose a smaller image.",
         5: "its name is too long for files that are named by it. Rename it to at most 243 bytes.",
@@ -225,7 +225,7 @@ def test_threads_that_cannot_be_started_are_told(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(Thread, "start", refuse)
-    with pytest.raises(ResourceError, match=r"2 threads cannot be started. Pass fewer \(--workers\)"), pool(2):
+    with pytest.raises(ResourceError, match=r"2 threads cannot be started. Pass fewer\.$"), pool(2):
         pass
 
 

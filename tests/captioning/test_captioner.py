@@ -297,6 +297,6 @@ def test_untraceable_locations_are_refused() -> None:
     captioner.model.encoder = Mixed()
     with pytest.raises(
         LayoutError,
-        match=r"visattn_local_features: the positions of its feature map could not be traced\. Choose another layer \(--layer\)",
+        match=r"visattn_local_features: the positions of its feature map could not be traced\. Choose another layer\.$",
     ):
         captioner.generate(photos(1))

@@ -144,7 +144,7 @@ def test_unknown_facts_are_ignored(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
-    "classifier": ({"kind": ...}, "holds a classifier, not a captioner. Pass a folder that `visattn train caption` wrote"),
+    "classifier": ({"kind": ...}, "holds a classifier, not a captioner. Pass the folder of a trained captioner, RUN/final"),
     "newer": ({"format": 2, "made_by": "99.1"}, "made by visattn 99.1, needs >= 99.1; upgrade visattn"),
     "no-format": ({"format": ...}, "does not describe a network of visattn"),
     "no-words": ({"words": ...}, "is damaged (words"),
@@ -283,5 +283,5 @@ def test_classifier_and_captioner_folders_are_distinguished(tmp_path: Path) -> N
     folders.save(blueprint.build(), blueprint, tmp_path / "final")
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(tmp_path / "final")
-    with pytest.raises(WeightsError, match="holds a captioner, not a classifier; use visattn caption"):
+    with pytest.raises(WeightsError, match="holds a captioner, not a classifier; use visattn.captioning.load_captioner"):
         folders.load(kept(tmp_path / "other"))

@@ -167,10 +167,7 @@ def test_an_existing_output_is_refused_and_untouched(run: Run, photo: Path, tmp_
     (tmp_path / "out.png").write_text("mine")
     code, _, err = run("overlay", photo, *TINY, "-o", "out.png")
     assert code == 2
-    assert (
-        err
-        == "visattn: error: out.png: exists already; pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)\n"
-    )
+    assert err == "visattn: error: out.png: exists already; pass --overwrite to replace it or choose another name (-o/--output)\n"
     assert (tmp_path / "out.png").read_text() == "mine"
     assert run("overlay", photo, *TINY, "-o", "out.png", "--overwrite")[0] == 0
 
@@ -335,7 +332,7 @@ def wrong_weights(kind: str) -> dict[str, torch.Tensor]:
 MISFITS = {
     "M03": "w.safetensors: does not fit the model: blocks.4.norm1.weight: checkpoint 100, model 192; choose",
     "M04": "w.safetensors: does not fit the model: 1 missing: blocks.0.norm1.weight; 1 unexpected: stray; choose",
-    "M17": "the model takes 4 channels, a photo has three. Pass an array (H, W, 4) or (4, H, W) to visattn.explain.",
+    "M17": "the model takes 4 channels, a photo has three. Choose another model.",
 }
 
 

@@ -163,7 +163,7 @@ def test_existing_outputs_are_replaced_only_with_overwrite(run: Run, image: Path
     target.write_text("old")
     code, out, err = run("caption", image, *soft, *given)
     assert (code, out) == (2, "")
-    assert f"{target}: exists already; pass overwrite=True (--overwrite)" in error(err)
+    assert f"{target}: exists already; pass --overwrite" in error(err)
     assert target.read_text() == "old"
     assert run("caption", image, *soft, *given, "--overwrite", "-q")[0] == 0
     assert target.read_bytes() != b"old"

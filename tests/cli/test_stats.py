@@ -268,10 +268,7 @@ def test_existing_output_is_refused_and_overwrite_replaces_it_completely(run: Ru
     before = Path("stats/heads.csv").read_bytes()
     code, _, err = run("stats", photos, "--model", "no_such_model")
     assert code == 2
-    assert (
-        err
-        == "visattn: error: stats: exists already; pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)\n"
-    )
+    assert err == "visattn: error: stats: exists already; pass --overwrite to replace it or choose another name (-o/--output)\n"
     assert run("stats", photos, *TINY, "--limit", "2", "--overwrite")[0] == 0
     assert Path("stats/heads.csv").read_bytes() != before
     Path("stats/mine.txt").write_text("mine")

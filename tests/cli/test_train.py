@@ -137,11 +137,11 @@ def test_options_override_the_file_and_a_dry_run_prints_the_merged_config(run: R
         (("--seeds", "0"), "--seeds"),
         (("--device", "tpu9"), "unknown device 'tpu9'. Choose auto, cpu, cuda or cuda:N."),
         (("--data", "cifar11"), "did you mean 'cifar10'?"),
-        (("--crop-scale", "0.5", "1"), "crop_scale needs --augment imagenet, got --augment flip. Change one of them."),
+        (("--crop-scale", "0.5", "1"), "--crop-scale needs --augment imagenet, got flip. Change one of them."),
         (("--opt", "sdg"), "unknown opt 'sdg'; did you mean 'sgd'?"),
         (
             ("--opt", "adam", "--momentum", "0.5"),
-            "momentum needs an optimizer that has one, got 0.5 for adam. Leave momentum out.",
+            "--momentum needs an optimizer that has one, got 0.5 for adam. Leave it out.",
         ),
         (("--opt", "adahessian"), "opt must be a first-order optimizer, got adahessian"),
         (("--root", "photos"), "root needs one of the datasets fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, got "),

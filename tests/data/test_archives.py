@@ -271,6 +271,6 @@ def test_missing_or_incomplete_cifar_is_refused(cifar: Path) -> None:
         load_labeled("cifar10", "train", root=cifar)
     with pytest.raises(
         DataError,
-        match=r"cifar100: cifar-100-python not found in .*, and 127\.0\.0\.1:1 does not answer; pass its parent folder as root \(--root\)",
+        match=r"cifar100: cifar-100-python not found in .*, and 127\.0\.0\.1:1 does not answer; pass its parent folder as root\.$",
     ):
         load_labeled("cifar100", "train")

@@ -50,7 +50,7 @@ def test_error_lists_the_searched_folders_if_no_image_is_found(own: Path, tmp_pa
     places = ", ".join(str(tmp_path / inner) for inner in ("", "images", "images/train2014"))
     refused(
         own,
-        rf"must find the images, got none of 3: no photos/0\.png in {re.escape(places)}\. Pass their folder as root \(--root\)",
+        rf"must find the images, got none of 3: no photos/0\.png in {re.escape(places)}\. Pass their folder as root\.$",
     )
     refused(own, "nowhere: root must be a folder, got nothing there", root=tmp_path / "nowhere")
     refused(own, "captions.jsonl: root must be a folder, got a file", root=own)

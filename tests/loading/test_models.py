@@ -58,7 +58,7 @@ def refusal(file: Path, name: str = MODEL) -> str:
     line = str(caught.value)
     assert line.startswith(f"{file}: does not fit the model: ")
     assert line.endswith(
-        "; choose the model that the checkpoint was trained with (--model), or save model.state_dict() of the whole model."
+        "; choose the model that the checkpoint was trained with, or save model.state_dict() of the whole model."
     )
     assert "\n" not in line
     return line

@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "norm and fusion": ({"method": "rollout", "weights_by": "norm", "fusion": "max"}, "fusion='max' does not apply"),
     "parameter": ({"method": "relevance", "discard": 0.5}, "method 'relevance' has no parameter 'discard'. It has: start_layer"),
     "parameter of auto": ({"discard": 0.5}, "method 'auto' has no parameters discard. Name the method"),
-    "lack of a parameter": ({"method": "similarity"}, "method 'similarity' needs query. For example: query=\"pixel:120,80\""),
+    "lack of a parameter": ({"method": "similarity"}, "method 'similarity' needs query. For example: query='pixel:120,80'"),
     "alias": ({"method": "cheffer"}, "unknown method 'cheffer'"),
 }
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,9 +62,7 @@ def test_new_file_is_allowed_and_not_created(tmp_path: Path) -> None:
 
 def test_existing_output_is_refused_and_untouched(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_bytes(OLD)
-    with pytest.raises(
-        OutputError, match=r"out\.png: exists already; pass overwrite=True \(--overwrite\) to replace it or choose another"
-    ):
+    with pytest.raises(OutputError, match=r"out\.png: exists already; pass overwrite=True to replace it or choose another name$"):
         check_output(tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes() == OLD
 
@@ -92,7 +89,7 @@ def test_output_that_is_the_input_is_refused(way: str, overwrite: bool, tmp_path
         "other spelling": tmp_path / "sub" / ".." / "photo.png",
         "link to the folder": tmp_path / "twin" / "photo.png",
     }[way]
-    with pytest.raises(OutputError, match=r"the output is the input itself; choose another name \(-o/--output\)"):
+    with pytest.raises(OutputError, match=r"the output is the input itself; choose another name$"):
         check_output(output, overwrite=overwrite, inputs=[tmp_path / "other.png", source])
     assert source.read_bytes() == OLD
 
@@ -257,9 +254,7 @@ def test_interrupt_keeps_the_old_content_and_no_partial_file(tmp_path: Path, mon
 
 def test_full_disk_is_a_resource_error_and_keeps_the_old_content(small_disk: Path) -> None:
     (small_disk / "out.png").write_bytes(OLD)
-    with pytest.raises(
-        ResourceError, match=re.escape("out.png: disk full; free some space or choose another folder (-o/--output)")
-    ):
+    with pytest.raises(ResourceError, match=r"out\.png: disk full; free some space or choose another folder$"):
         write_whole(small_disk / "out.png", bytes(400_000))
     assert (small_disk / "out.png").read_bytes() == OLD
     assert names(small_disk) == ["out.png"]
@@ -325,9 +320,7 @@ def test_folder_is_written_atomically_with_the_default_mode(tmp_path: Path) -> N
 def test_existing_folder_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     target = tmp_path / "out"
     write_folder_whole(target, {"a.csv": OLD, "b.png": OLD}, KNOWN)
-    with pytest.raises(
-        OutputError, match=r"out: exists already; pass overwrite=True \(--overwrite\) to replace it or choose another"
-    ):
+    with pytest.raises(OutputError, match=r"out: exists already; pass overwrite=True to replace it or choose another name$"):
         check_folder(target, KNOWN)
     write_folder_whole(check_folder(target, KNOWN, overwrite=True), {"a.csv": NEW}, KNOWN)
     assert names(target) == ["a.csv"]  # a b.png left from an earlier run would be mistaken for a result of this run
@@ -342,9 +335,7 @@ def test_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
         lambda: check_folder(target, KNOWN, overwrite=True),
         lambda: write_folder_whole(target, {"a.csv": NEW}, KNOWN),  # it may have appeared after the check
     ):
-        with pytest.raises(
-            OutputError, match=r"out: holds mine\.txt, which would be lost; choose another folder \(-o/--output\)"
-        ):
+        with pytest.raises(OutputError, match=r"out: holds mine\.txt, which would be lost; choose another folder$"):
             refused()
     assert names(target) == ["mine.txt"]
     assert names(tmp_path) == ["out"]
@@ -352,7 +343,7 @@ def test_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
 
 def test_file_or_current_folder_is_refused_as_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_bytes(OLD)
-    with pytest.raises(OutputError, match=r"out: is a file, not a folder; choose another name \(-o/--output\)"):
+    with pytest.raises(OutputError, match=r"out: is a file, not a folder; choose another name$"):
         check_folder(tmp_path / "out", KNOWN, overwrite=True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -400,6 +391,6 @@ def test_folder_behind_a_link_is_replaced_and_the_link_kept(tmp_path: Path) -> N
 def test_folder_with_a_known_name_that_is_not_a_file_is_never_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
     (tmp_path / "out").mkdir()
     make(tmp_path / "out" / "heads.csv")
-    with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another folder \(-o/--output\)"):
+    with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another folder$"):
         write_folder_whole(tmp_path / "out", {"heads.csv": b""}, ("heads.csv",))
     assert os.path.lexists(tmp_path / "out" / "heads.csv")

@@ -205,7 +205,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "overlong": (
         {"max_length": 3},
         DataError,
-        "must have a caption of at most 3 words, got only longer ones. Raise max_length (--max-length)",
+        "must have a caption of at most 3 words, got only longer ones. Raise max_length,",
     ),
     "rare words": ({"min_count": 10_000}, DataError, "no word occurs 10000 times or more in the captions"),
     "layer": ({"layer": "features.99"}, OptionError, "has no layer 'features.99'"),

@@ -293,7 +293,7 @@ def test_only_the_main_process_writes(done: Path) -> None:
 
 def test_locked_run_is_refused_in_every_process(done: Path) -> None:
     messages = {json.loads((done / f"told{rank}.json").read_text())["refused"] for rank in range(2)}
-    assert messages == {f"{done / 'held'}: another process is training here; wait for it, or choose another folder (-o/--output)"}
+    assert messages == {f"{done / 'held'}: another process is training here; wait for it, or choose another folder"}
 
 
 def test_sigterm_saves_a_checkpoint_that_one_process_resumes(done: Path, figures: Callable[[str, float, str], None]) -> None:

@@ -110,7 +110,7 @@ def test_resume_with_another_batch_size_is_refused(data: Path, tmp_path: Path) -
     run = begun(recipe(data), tmp_path / "run")
     with pytest.raises(
         OptionError,
-        match=r"was started with other settings: batch_size 4 -> 6\. Choose another folder \(-o/--output\), or pass force=True \(--force\)",
+        match=r"was started with other settings: batch_size 4 -> 6\. Choose another folder, or pass force=True",
     ):
         train(recipe(data, batch_size=6), run)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from visattn.errors import MissingExtra
+
+_PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # only a source checkout has it beside the package
 
 
 def installed(module: str) -> bool:
@@ -19,6 +22,10 @@ def need(module: str, extra: str, what: str) -> None:
         MissingExtra: If it is not installed.
     """
     if not installed(module):
-        raise MissingExtra(
-            f'{what} needs {module}, which is not installed. In the source folder of visattn, run: pip install -e ".[{extra}]"'
-        )
+        raise MissingExtra(f"{what} needs {module}, which is not installed. {_installing(extra)}")
+
+
+def _installing(extra: str) -> str:
+    if _PROJECT.is_file():
+        return f'In the source folder of visattn, run: pip install -e ".[{extra}]"'
+    return f'Run: pip install "visattn[{extra}]"'

@@ -13,10 +13,10 @@ from pathlib import Path
 from threading import Lock
 
 from visattn._support.checks import first_line, printable
+from visattn._support.language import flag, option
 from visattn.errors import OptionError, OutputError, ResourceError, VisattnError
 
 _UMASK = Lock()  # it can be read only by setting it
-_REPLACE = "pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)"
 
 
 def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Path:
@@ -39,12 +39,12 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
             path.lstat()  # raises for an invalid name, for which exists() only returns False
         for source in inputs:
             if path == source or (path.exists() and source.exists() and path.samefile(source)):
-                raise OutputError(f"{name}: the output is the input itself; choose another name (-o/--output)")
+                raise OutputError(f"{name}: the output is the input itself; choose another name{flag('output')}")
         if path.is_dir():
             raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
         check_replaceable(path)
         if path.exists() and not overwrite:
-            raise OutputError(f"{name}: exists already; {_REPLACE}")
+            raise OutputError(f"{name}: exists already; {_replace()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-"):
             pass
@@ -186,7 +186,7 @@ def _must_be(path: Path, *kinds: int) -> os.stat_result:
     if stat.S_IFMT(facts.st_mode) not in kinds:
         wanted, got = " or ".join(_KINDS[kind] for kind in kinds), _KINDS.get(stat.S_IFMT(facts.st_mode), "something else")
         raise OutputError(
-            f"{printable(str(path))}: must be {wanted}, got {got}; remove it, or choose another folder (-o/--output)"
+            f"{printable(str(path))}: must be {wanted}, got {got}; remove it, or choose another folder{flag('output')}"
         )
     return facts
 
@@ -314,20 +314,20 @@ def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False)
     try:
         place = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or an invalid name
-        raise OutputError(f"{name}: cannot be a folder ({first_line(error)}); choose another name (-o/--output)") from error
+        raise OutputError(f"{name}: cannot be a folder ({first_line(error)}); choose another name{flag('output')}") from error
     if not is_folder(place):
         if exists(place):
-            raise OutputError(f"{name}: is a file, not a folder; choose another name (-o/--output)")
+            raise OutputError(f"{name}: is a file, not a folder; choose another name{flag('output')}")
         return check_output(path)
     if not overwrite:
-        raise OutputError(f"{name}: exists already; {_REPLACE}")
+        raise OutputError(f"{name}: exists already; {_replace()}")
     if place == Path.cwd():
         raise OutputError(f"{name}: is the current folder, which cannot be replaced; name a folder in it, for example {name}/out")
     strange = sorted(
         printable(item.name) for item in place.iterdir() if item.name not in known or not stat.S_ISREG(item.lstat().st_mode)
     )
     if strange:
-        raise OutputError(f"{name}: holds {strange[0]}, which would be lost; choose another folder (-o/--output)")
+        raise OutputError(f"{name}: holds {strange[0]}, which would be lost; choose another folder{flag('output')}")
     return path
 
 
@@ -465,7 +465,7 @@ def refusal(error: OSError | ValueError, path: Path) -> VisattnError:
     """Build the error for a file or folder that cannot be written."""
     name = printable(str(path))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"{name}: disk full; free some space or choose another folder (-o/--output)")
+        return ResourceError(f"{name}: disk full; free some space or choose another folder{flag('output')}")
     cause = (getattr(error, "strerror", None) or str(error)).lower()
     return OutputError(f"{name}: cannot be written ({cause}); choose a writable folder")
 
@@ -475,3 +475,7 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("VISATTN_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "visattn"
+
+
+def _replace() -> str:
+    return f"pass {option('overwrite', True)} to replace it or choose another name{flag('output')}"

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from visattn._support.checks import printable, shown, suggest
+from visattn._support.language import option, worded
 from visattn._support.notes import note
 from visattn.errors import OptionError
 
@@ -46,23 +47,6 @@ OPTIONS = {
         "overwrite": "force replace",
         "device": "dev",
     }.items()
-}
-# options of other libraries that stand for no option here, and what to do instead
-ELSEWHERE = {
-    "bgr": "images are RGB: pass image[..., ::-1]",
-    "channel_order": "images are RGB: pass image[..., ::-1]",
-    "color_order": "images are RGB: pass image[..., ::-1]",
-    "gpu": 'pass device="cuda" (--device cuda)',
-    "cuda": 'pass device="cuda" (--device cuda)',
-    "use_cuda": 'pass device="cuda" (--device cuda)',
-    "threshold": "the outline of the region that holds 60 % of the map is mass=0.6 (--mass 0.6)",
-    "top_k": "explain one class at a time: target=CLASS (--target CLASS)",
-    "batch_size": "photos are explained one by one",
-    "discard_ratio": "see the parameter discard of method 'rollout'",
-    "eigen_smooth": "use method 'eigencam', or captum.smoothgrad",
-    "aug_smooth": "use method 'captum.smoothgrad'",
-    "dpi": "pictures have the photo's own size",
-    "figsize": "pictures have the photo's own size",
 }
 
 # values of options, compared without case, spaces, hyphens and underscores
@@ -172,13 +156,32 @@ def option_of(name: str, known: Collection[str]) -> str | None:
 _MANY = 25  # options that a message does not list
 
 
+def instead_of(name: str) -> str | None:
+    """Return what to do instead of an option of another library that stands for no option here; None if nothing is known."""
+    order = worded("images are RGB: pass image[..., ::-1]", "files are read as RGB")
+    gpu = f"pass {option('device', 'cuda')}"
+    outline = f"the outline of the region that holds 60 % of the map is {option('mass', 0.6)}"
+    hints = {
+        **dict.fromkeys(("bgr", "channel_order", "color_order"), order),
+        **dict.fromkeys(("gpu", "cuda", "use_cuda"), gpu),
+        "threshold": outline,
+        "top_k": f"explain one class at a time: {option('target', 'CLASS')}",
+        "batch_size": "photos are explained one by one",
+        "discard_ratio": f"see {option('discard')} of method 'rollout'",
+        "eigen_smooth": "use method 'eigencam', or captum.smoothgrad",
+        "aug_smooth": "use method 'captum.smoothgrad'",
+        **dict.fromkeys(("dpi", "figsize"), "pictures have the photo's own size"),
+    }
+    return hints.get(name.lower().replace("-", "_"))
+
+
 def unknown(name: str, known: Sequence[str], what: str) -> OptionError:
     """Return the error for an option that nothing takes; it says what to do instead, or names the closest option."""
     near = suggest(name, known, 1)
-    plain = name.lower().replace("-", "_")
+    instead = instead_of(name)
     hint = (
-        f"; {ELSEWHERE[plain]}."
-        if plain in ELSEWHERE
+        f"; {instead}."
+        if instead
         else f"; did you mean {near[0]}?"
         if near
         else f". It has: {', '.join(dict.fromkeys(known))}."
@@ -188,11 +191,11 @@ def unknown(name: str, known: Sequence[str], what: str) -> OptionError:
     return OptionError(f"{what} has no option {printable(name)}{hint}")
 
 
-def value_of(option: str, value: Any, known: Sequence[str], also: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401
+def value_of(of: str, value: Any, known: Sequence[str], also: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401
     """Return a value as visattn spells it; a note is issued if that differs. What is not understood is returned as it is.
 
     Args:
-        option: Name of the option.
+        of: Name of the option.
         value: The value: text, a boolean, a number of OpenCV, or an object with a `name` (a color map of matplotlib).
         known: Names that the option takes.
         also: Other names for some of them.
@@ -200,17 +203,17 @@ def value_of(option: str, value: Any, known: Sequence[str], also: Mapping[str, s
     if (isinstance(value, str) and value in known) or isinstance(value, os.PathLike):  # a path has a `name`, too
         return value
     own: str | None = None
-    if option == "colormap" and type(value) is not bool and isinstance(value, Integral):
+    if of == "colormap" and type(value) is not bool and isinstance(value, Integral):
         own = _COLORMAPS.get(int(value))
     else:
         text = value if isinstance(value, str) else str(value) if isinstance(value, bool) else getattr(value, "name", None)
         if isinstance(text, str):
             plain = squeezed(text.removeprefix("cv2.").removeprefix("COLORMAP_"))
             others = {squeezed(name): own for name, own in ({name: name for name in known} | dict(also)).items()}
-            own = VALUES.get(option, {}).get(plain) or others.get(plain)
+            own = VALUES.get(of, {}).get(plain) or others.get(plain)
     if own is None:
         return value
-    note(f"{option} {shown(value)} is understood as '{own}'")
+    note(f"{option(of)} {shown(value)} is understood as '{own}'")
     return own
 
 

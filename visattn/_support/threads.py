@@ -10,6 +10,7 @@ from threading import Barrier
 import torch
 from threadpoolctl import threadpool_limits
 
+from visattn._support.language import flag
 from visattn.errors import ResourceError
 
 
@@ -45,7 +46,7 @@ def pool(count: int) -> Iterator[ThreadPoolExecutor]:
             begun.abort()
             found.shutdown(wait=False, cancel_futures=True)
             if isinstance(error, RuntimeError) and "start new thread" in str(error):
-                raise ResourceError(f"{count} threads cannot be started. Pass fewer (--workers).") from error
+                raise ResourceError(f"{count} threads cannot be started. Pass fewer{flag('workers')}.") from error
             raise
         torch.set_num_threads(threads)  # of this thread, and of MKL for all
         try:

@@ -25,6 +25,7 @@ from torch import nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
+from visattn._support.language import flag, in_shell
 from visattn.batch.journal import Entry
 from visattn.batch.running import Ledger, Outcome
 from visattn.batch.work import Work, done
@@ -67,6 +68,10 @@ class Explainer:
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         """Explain pickled batches; return their entries, and the error that ended the work or None, pickled."""
+        with in_shell():  # the work is of a command, in another process
+            return self._explained(rows)
+
+    def _explained(self, rows: dict[str, Any]) -> dict[str, Any]:
         entries: list[list[Entry]] = []
         ended: VisattnError | None = None
         try:
@@ -99,12 +104,12 @@ class Explainer:
             if not self._work.wanted.folder.is_dir():
                 raise OutputError(
                     f"{printable(str(self._work.wanted.folder))}: is not on every machine of the cluster. "
-                    "Choose a folder on a file system that they share (-o/--output)."
+                    f"Choose a folder on a file system that they share{flag('output')}."
                 )
             model = self._load()
             if state_digest(model) != self._digest:
                 raise ModelError(
-                    "a machine of the cluster has other weights. Pass a file that all machines share (--weights), or a model that is "
+                    f"a machine of the cluster has other weights. Pass a file that all machines share{flag('weights')}, or a model that is "
                     "built from a seed."
                 )
             self._model = model
@@ -213,6 +218,6 @@ def actor_count(found: Mapping[str, float], actors: Actors, threads: int) -> int
     if not fit:
         raise OptionError(
             f"the cluster has no place for an actor: it has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs, and an actor "
-            f"takes {threads} and {actors.gpus:g}. Use fewer threads (--workers) or GPUs (--gpus-per-actor), or add machines."
+            f"takes {threads} and {actors.gpus:g}. Use fewer threads{flag('workers')} or GPUs{flag('gpus_per_actor')}, or add machines."
         )
     return actors.count or fit

@@ -16,6 +16,7 @@ import msgspec
 from visattn._support.checks import printable
 from visattn._support.files import check_own, open_own, read_own, refusal
 from visattn._support.json_files import decoded
+from visattn._support.language import flag
 from visattn._support.outside import fault_of
 from visattn.batch.settings import ALL, differences
 from visattn.errors import OutputError
@@ -142,7 +143,7 @@ class Journal:
                 raise BlockingIOError
         except BlockingIOError as error:
             raise OutputError(
-                f"{name}: another run writes it. Wait for its end, or choose another folder (-o/--output)."
+                f"{name}: another run writes it. Wait for its end, or choose another folder{flag('output')}."
             ) from error
         except OSError as error:
             refused = refusal(error, self.path)
@@ -178,8 +179,8 @@ class Journal:
         if changes and not self._accept:
             more = f", and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
             raise OutputError(
-                f"{name}: is of a run with other settings ({', '.join(changes[:_SHOWN])}{more}). Choose another folder (-o/--output), or "
-                "keep former results beside new ones (--accept-changes)."
+                f"{name}: is of a run with other settings ({', '.join(changes[:_SHOWN])}{more}). Choose another folder{flag('output')}, or "
+                f"keep former results beside new ones{flag('accept_changes')}."
             )
         self._head.changed += [change for change in changes if change not in self._head.changed]
 
@@ -333,4 +334,4 @@ def _as(line: bytes, kind: type[_T]) -> _T | None:
 
 
 def _foreign(name: str) -> OutputError:
-    return OutputError(f"{name}: is damaged. Choose another folder (-o/--output) to compute everything again.")
+    return OutputError(f"{name}: is damaged. Choose another folder{flag('output')} to compute everything again.")

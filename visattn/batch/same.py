@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from visattn._support.checks import printable
+from visattn._support.language import flag
 from visattn.batch.journal import Journal
 from visattn.batch.running import Ledger
 from visattn.batch.sampling import TOLERANCE, distance
@@ -52,8 +53,8 @@ def check_model(model: nn.Module, ledger: Ledger, journal: Journal, work: Work, 
         return
     if not accept:
         raise OutputError(
-            f"{printable(str(journal.path))}: the model computes something else now: {change}{made_by}. Choose another folder "
-            "(-o/--output), or keep former results beside new ones (--accept-changes)."
+            f"{printable(str(journal.path))}: the model computes something else now: {change}{made_by}. Choose another "
+            f"folder{flag('output')}, or keep former results beside new ones{flag('accept_changes')}."
         )
     journal.accept([change])
     yield f"accepted: {change}{made_by}"

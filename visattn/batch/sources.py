@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from visattn._support.checks import first_line, printable
 from visattn._support.files import is_folder, regular
+from visattn._support.language import flag
 from visattn._support.outside import fault_of, folded
 from visattn._support.own_code import is_function
 from visattn.batch.archives import ARCHIVES, PACKED, in_archive, named_member
@@ -138,7 +139,7 @@ def _of_file(path: Path) -> list[Named]:
 def _in_folder(folder: Path, but: Path | None) -> list[Named]:
     name = printable(str(folder))
     if but is not None and but.resolve() == folder.resolve():
-        raise ImageError(f"{name}: is the output folder too. Choose another (-o/--output).")
+        raise ImageError(f"{name}: is the output folder too. Choose another{flag('output')}.")
     files, unread = photos_in(folder, but)
     if not files and not unread:
         raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from visattn._support.checks import printable
 from visattn._support.files import exists
+from visattn._support.language import flag
 from visattn._support.tables import STATISTICS
 from visattn._support.types import MapFormat
 from visattn.batch import statistics
@@ -97,7 +98,7 @@ def check_outputs(
             problem = other if file in named else "exists already, and no journal of this run names it"
         else:
             continue
-        raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder (-o/--output).")
+        raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder{flag('output')}.")
 
 
 def _files(wanted: Wanted, items: Sequence[Item], batches: Batches) -> Iterator[tuple[str, str]]:

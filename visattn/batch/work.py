@@ -21,6 +21,7 @@ from torch import nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.files import inside, refusal, write_whole
+from visattn._support.language import flag
 from visattn._support.threads import pool
 from visattn.batch import statistics
 from visattn.batch.items import Item
@@ -171,7 +172,9 @@ def _attempt(run: Callable[[], _T]) -> _T | VisattnError:
 def _fault(error: Exception) -> VisattnError:
     """Return the error that tells of a bug in visattn."""
     what = f"{type(error).__name__}: {first_line(error)}"
-    return VisattnError(f"internal error of visattn ({what}). Please report it with the traceback of this image alone (--debug).")
+    return VisattnError(
+        f"internal error of visattn ({what}). Please report it with the traceback of this image alone{flag('debug')}."
+    )
 
 
 def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from visattn._support.files import exists, is_file
+from visattn._support.language import option
 from visattn._support.modes import evaluating
 from visattn._support.reprs import brief
 from visattn.captioning.beam_search import search
@@ -240,7 +241,7 @@ class Captioner:
         layout = recording.features[0].layout
         if layout is None or layout.grid != encoded.grid:
             raise LayoutError(
-                f"{self.blueprint.encoder.model}: the positions of its feature map could not be traced. Choose another layer (--layer)."
+                f"{self.blueprint.encoder.model}: the positions of its feature map could not be traced. Choose another {option('layer')}."
             )
         return encoded, layout
 

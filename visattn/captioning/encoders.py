@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from visattn._support.checks import printable, whole_number
+from visattn._support.language import flag, option, worded
 from visattn._support.modes import evaluating
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families.feature_maps import last_feature_map
@@ -48,20 +49,21 @@ class FeatureMap(nn.Module):
             try:
                 (self.index,) = model.prune_intermediate_layers([int(layer or -1)], prune_norm=False, prune_head=True)  # type: ignore[operator]
             except (AssertionError, IndexError, ValueError) as error:
-                raise OptionError(f"{kind}: has no intermediate map {layer}. Choose another layer (--layer), or -1.") from error
+                raise OptionError(f"{kind}: has no intermediate map {layer}. Choose another {option('layer')}, or -1.") from error
             self.model = model
             return
         name = layer or last_feature_map(model, channels, size)
         if name is None:
-            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN or a timm model, or name a layer (--layer).")
+            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN or a timm model, or name a {option('layer')}.")
         if name not in dict(model.named_modules()):
-            raise OptionError(f"{kind}: has no layer '{printable(name)}'. Run `visattn inspect` to list its layers.")
+            listed = worded("model.named_modules() lists them", "`visattn inspect` lists them")
+            raise OptionError(f"{kind}: has no layer '{printable(name)}'; {listed}.")
         try:
             self.model = create_feature_extractor(model, {name: _MAP})
         except Exception as error:  # torch.fx may raise anything that the model's code raises
             cause = (str(error) or type(error).__name__).splitlines()[0]
             raise UnsupportedModel(
-                f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another layer (--layer)."
+                f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another {option('layer')}."
             ) from error
 
     def forward(self, images: Tensor) -> Tensor:
@@ -111,12 +113,12 @@ def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
     if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel is the score of the one class
         raise UnsupportedModel(
             f"{name}: must give a feature map (B, channels, rows, columns) with two channels and two cells or more, got "
-            f"{tuple(maps.shape)}. Name an earlier layer (--layer), or enlarge img_size (--img-size)."
+            f"{tuple(maps.shape)}. Name an earlier {option('layer')}, or enlarge {option('img_size')}."
         )
     if _apart(maps.shape[1:3], blueprint.size) < _apart(maps.shape[2:], blueprint.size):
         raise UnsupportedModel(
             f"{name}: must give a feature map (B, channels, rows, columns), got {tuple(maps.shape)} with channels last. Name a layer after "
-            "their permutation (--layer)."
+            f"their permutation{flag('layer')}."
         )
     parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True) if parameters else ()

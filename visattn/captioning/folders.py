@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from visattn._support.checks import printable
 from visattn._support.json_files import Share, converted
+from visattn._support.language import option
 from visattn._support.own_code import is_function
 from visattn._support.reprs import brief
 from visattn.captioning.encoders import Shape, encoder
@@ -116,7 +117,7 @@ class CaptionerBlueprint:
         except RuntimeError as error:
             cause = printable((str(error) or type(error).__name__).splitlines()[0])
             raise UnsupportedModel(
-                f"the captioner cannot be built ({cause}). Choose a smaller embed_dim and hidden_dim."
+                f"the captioner cannot be built ({cause}). Choose a smaller {option('embed_dim')} and {option('hidden_dim')}."
             ) from error
 
     def _around(self, made: torch.nn.Module, shape: Shape) -> ShowAttendTell:
@@ -166,7 +167,7 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
     name, shown = printable(str(folder)), printable(str(folder / FACTS))
     described = read_facts(folder)
     if described.get("kind") != KIND:
-        raise WeightsError(f"{name}: holds a classifier, not a captioner. Pass a folder that `visattn train caption` wrote.")
+        raise WeightsError(f"{name}: holds a classifier, not a captioner. Pass the folder of a trained captioner, RUN/final.")
     blueprint = _read(described, shown)
     if is_function(blueprint.encoder.model):
         raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}; loading does not run Python files.")

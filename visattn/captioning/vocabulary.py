@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from visattn._support.language import option
 from visattn._support.reprs import brief
 from visattn.errors import DataError
 from visattn.models.show_attend_tell import END, UNKNOWN
@@ -63,7 +64,7 @@ class Vocabulary:
         kept = sorted((word for word, count in counts.items() if count >= fewest), key=lambda word: (-counts[word], word))
         if not kept:
             raise DataError(
-                f"no word occurs {fewest} times or more in the captions. Give more captions, or lower min_count (--min-count)."
+                f"no word occurs {fewest} times or more in the captions. Give more captions, or lower {option('min_count')}."
             )
         return cls((*SPECIAL, *kept))
 

@@ -17,7 +17,7 @@ import click
 
 from visattn._support.checks import printable, whole_number
 from visattn._support.notes import note
-from visattn._support.spellings import ELSEWHERE, option_of
+from visattn._support.spellings import instead_of, option_of
 from visattn.errors import OptionError
 
 Late = Callable[[], Sequence[click.Option]]
@@ -72,7 +72,7 @@ def _own(given: str, flags: Collection[str], takes_images: bool) -> list[str]:
         own = f"--{own.replace('_', '-')}"
         note(f"{flag} is understood as {own}")
         return [own + equals + value]
-    if hint := ELSEWHERE.get(name.replace("-", "_")):
+    if hint := instead_of(name):
         raise OptionError(f"no such option {printable(flag)}; {hint}.")
     return [given]
 

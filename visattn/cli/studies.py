@@ -47,7 +47,7 @@ def only_view(study: Path) -> View:
     views = views_of(study)
     if len(views) > 1:
         raise OptionError(
-            f"{printable(str(study))}: the study has {len(views)} views, and this command draws one. Save one of them: "
-            'visattn.load_study(file)[0:1].save("one.attn").'
+            f"{printable(str(study))}: the study has {len(views)} views, and this command draws one. See all of "
+            f"them: visattn view {printable(str(study))}."
         )
     return views[0]

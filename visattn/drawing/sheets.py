@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of
+from visattn._support.language import worded
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.data.sources import as_image
@@ -56,7 +57,8 @@ class Panels:
         height = max(1, round(whole.height * panel / whole.width))
         if height > _TALLEST * panel:
             raise OptionError(
-                f"a photo of {whole.width} x {whole.height} pixels is too narrow for a figure of panels. Use visattn overlay."
+                f"a photo of {whole.width} x {whole.height} pixels is too narrow for a figure of panels. "
+                f"Use {worded('overlay', 'visattn overlay')}."
             )
         self.geometry = geometry.resized((height, panel))
         self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from visattn._support.checks import as_list, one_each
+from visattn._support.language import option
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -159,4 +160,6 @@ def _check(every: Sequence[OneImage], layers: str) -> None:
     if not last.layers:
         raise OptionError(f"no layer that fits '{layers}' has self-attention over patches.")
     if {name: one.layout for name, one in last.layers.items()} != {name: one.layout for name, one in first.layers.items()}:
-        raise OptionError(f"{last.name}: has other layers or tokens than {first.name}. Pass img_size, so that all are alike.")
+        raise OptionError(
+            f"{last.name}: has other layers or tokens than {first.name}. Pass {option('img_size')}, so that all are alike."
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import as_list, one_each, one_of
+from visattn._support.language import option
 from visattn._support.progress import progress
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
@@ -171,7 +172,7 @@ def find_heads(
                 found |= {(record.name, head): (scores[0][head], scores[1][:, head]) for head in range(len(scores[0]))}
             if every and found.keys() != every[0].keys():
                 raise OptionError(
-                    f"{names[-1]}: has other layers or heads than {names[0]}. Pass img_size, so that all are alike."
+                    f"{names[-1]}: has other layers or heads than {names[0]}. Pass {option('img_size')}, so that all are alike."
                 )
             every.append(found)
             bar.update()

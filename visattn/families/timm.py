@@ -10,6 +10,7 @@ import timm.data
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
+from visattn._support.language import worded
 from visattn.capturing import ModelDescription, module_names
 from visattn.errors import OptionError
 from visattn.families.feature_maps import last_feature_map, takes
@@ -75,9 +76,10 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     if asked is not None and dynamic:
         size = tuple(max(1, round(side / step)) * step for side, step in zip(asked, stride, strict=True))
     elif asked is not None and size != asked:
+        side = asked[0] if asked[0] == asked[1] else asked
         raise OptionError(
             f"{type(model).__name__} takes only {size[0]} x {size[1]} pixels, got {asked[0]} x {asked[1]}. "
-            f"Build it for this size: load_model or timm.create_model with img_size={asked[0] if asked[0] == asked[1] else asked}."
+            + worded(f"Build it for this size: load_model or timm.create_model with img_size={side}.", "Leave --img-size out.")
         )
     config["input_size"] = (3, *size)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)

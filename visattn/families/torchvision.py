@@ -13,6 +13,7 @@ from torchvision.models.swin_transformer import SwinTransformerBlock
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 from torchvision.transforms._presets import ImageClassification
 
+from visattn._support.language import option, worded
 from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
 from visattn.families.feature_maps import last_feature_map
@@ -68,7 +69,8 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     side = preset.crop_size[0]
     size = asked or (side, side)
     if size != (side, side) and isinstance(model, (VisionTransformer, models.MaxVit)):
-        wanted = f"load_model(img_size={size[0]}) or image_size={size[0]}" if size[0] == size[1] else "a square img_size"
+        sized = worded(f"load_model(img_size={size[0]}) or image_size={size[0]}", f"--img-size {size[0]}")
+        wanted = sized if size[0] == size[1] else f"a square {option('img_size')}"
         raise OptionError(
             f"{type(model).__name__} takes only {side} x {side} pixels, got {size[0]} x {size[1]}. Build it with {wanted}."
         )

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import timm.data
 from torch import Tensor, nn
 
+from visattn._support.language import option
 from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
@@ -77,7 +78,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     blueprint = _known[model]
     if asked is not None and asked != blueprint.size:
         size, got = (" x ".join(map(str, pair)) for pair in (blueprint.size, asked))
-        raise OptionError(f"the model was trained at {size} pixels, got {got}. Leave img_size out.")
+        raise OptionError(f"the model was trained at {size} pixels, got {got}. Leave {option('img_size')} out.")
     return InputSpec(
         size=blueprint.size,
         dynamic=False,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from visattn._support.language import worded
 from visattn._support.reprs import brief
 from visattn.errors import ImageError, OptionError, UnsupportedModel
 from visattn.images.loading import as_array, as_photo
@@ -57,7 +58,8 @@ def bands_of(image: Any, count: int, rgb: Sequence[int] | None = None) -> Bands:
     """
     if isinstance(image, Image.Image):
         raise UnsupportedModel(
-            f"the model takes {count} channels, a photo has three. Pass an array (H, W, {count}) or ({count}, H, W) to visattn.explain."
+            f"the model takes {count} channels, a photo has three. "
+            + worded(f"Pass an array (H, W, {count}) or ({count}, H, W) to visattn.explain.", "Choose another model.")
         )
     chosen = tuple(min(channel, count - 1) for channel in range(3)) if rgb is None else tuple(rgb)
     if len(chosen) != 3 or not all(isinstance(channel, int) and 0 <= channel < count for channel in chosen):

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn._support.checks import between, one_of, printable
-from visattn._support.language import option_named
+from visattn._support.language import option
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
 from visattn.images import gray
@@ -241,7 +241,7 @@ def bounded(stream: IO[bytes], max_bytes: int, name: str) -> bytes:
 def too_large(name: str, max_bytes: int) -> ImageError:
     """Return the error for a file of more bytes than the limit."""
     limit = f"{max_bytes / 1e6:,.0f} MB" if max_bytes >= _MEGA else f"{max_bytes:,} bytes"
-    return ImageError(f"{name}: has more than {limit}; check the file, or raise the limit ({option_named('max_bytes')})")
+    return ImageError(f"{name}: has more than {limit}; check the file, or raise {option('max_bytes')}")
 
 
 class _Quiet:
@@ -278,7 +278,7 @@ def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[
         if width * height > max_pixels:
             raise ImageError(
                 f"{width} x {height} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down, or raise "
-                f"the limit ({option_named('max_pixels')})"
+                f"{option('max_pixels')}"
             )
         notes = []
         if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":

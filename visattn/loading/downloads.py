@@ -18,12 +18,9 @@ from tqdm import tqdm
 
 from visattn._support.checks import printable
 from visattn._support.files import is_file, write_whole
+from visattn._support.language import option
 from visattn.errors import OutputError, WeightsError
 
-_FIX = (
-    "pass a checkpoint as weights=FILE (--weights FILE), or weights='none' (--weights none) for random weights; the default model, a ViT, "
-    "and tf_efficientnet_lite0, a CNN, also come through the package index"
-)
 _SECONDS = 3  # timeout for the hub's first answer; short and without retries, so that users without network need not wait
 _STALLED = 60  # timeout in seconds for a running download
 _PIECE = 1 << 20
@@ -55,7 +52,7 @@ def weights_file(name: str, repository: str | None, filename: str | None = None,
         WeightsError: If the model has no published weights.
     """
     if not repository:
-        raise WeightsError(f"{name}: has no published weights; {_FIX}.")
+        raise WeightsError(f"{name}: has no published weights; {_fix()}.")
     usual = filename or "pytorch_model.bin"
     return hub_file(name, repository, (usual.replace("pytorch_model.bin", "model.safetensors"), usual), download=download)
 
@@ -67,7 +64,7 @@ def hub_file(
     *,
     revision: str | None = None,
     download: bool = True,
-    fix: str = _FIX,
+    fix: str | None = None,
 ) -> Path:
     """Return the first of several files that a repository has, from the local cache or from the Hugging Face Hub.
 
@@ -113,8 +110,8 @@ def hub_file(
             cause = (
                 f"{what} {'are' if what == 'weights' else 'is'} not cached and the hub cannot be reached ({type(error).__name__})"
             )
-            raise Unreachable(f"{name}: {cause}; {fix}.") from error
-    raise Missing(f"{name}: its repository {shown} has none of {', '.join(candidates)}; {fix}.")
+            raise Unreachable(f"{name}: {cause}; {fix or _fix()}.") from error
+    raise Missing(f"{name}: its repository {shown} has none of {', '.join(candidates)}; {fix or _fix()}.")
 
 
 def url_file(name: str, url: str) -> Path:
@@ -147,15 +144,22 @@ def url_file(name: str, url: str) -> Path:
             error.close()
         host = urllib.parse.urlsplit(url).netloc
         cause = f"weights are not cached and {host} cannot be reached ({type(error).__name__})"
-        raise WeightsError(f"{name}: {cause}; save {url} in {printable(str(path.parent))}, or {_FIX}.") from error
+        raise WeightsError(f"{name}: {cause}; save {url} in {printable(str(path.parent))}, or {_fix()}.") from error
     expected = re.search(r"-([0-9a-f]{8,})\.", path.name)
     if expected and not hashlib.sha256(content).hexdigest().startswith(expected[1]):
-        raise WeightsError(f"{name}: the file from {url} is damaged ({len(content):,} bytes); try again, or {_FIX}.")
+        raise WeightsError(f"{name}: the file from {url} is damaged ({len(content):,} bytes); try again, or {_fix()}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_whole(path, bytes(content))
     except (OSError, OutputError) as error:
         where = printable(str(path.parent))
         raise WeightsError(
-            f"{name}: {where} cannot be written; set TORCH_HOME to a writable folder, or pass weights=FILE (--weights FILE)."
+            f"{name}: {where} cannot be written; set TORCH_HOME to a writable folder, or pass {option('weights', 'FILE')}."
         ) from error
+
+
+def _fix() -> str:
+    return (
+        f"pass a checkpoint as {option('weights', 'FILE')}, or {option('weights', 'none')} for random weights; the default model, a ViT, "
+        "and tf_efficientnet_lite0, a CNN, also come through the package index"
+    )

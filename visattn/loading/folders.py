@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, regular
 from visattn._support.json_files import Anything, converted, decoded
+from visattn._support.language import worded
 from visattn._support.own_code import is_function
 from visattn.errors import WeightsError
 from visattn.families.trained import remember
@@ -96,7 +97,10 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     name = printable(str(folder))
     told = read_facts(folder)
     if kind := told.get("kind"):
-        raise WeightsError(f"{name}: holds a {brief(kind)}, not a classifier; use visattn caption.")
+        raise WeightsError(
+            f"{name}: holds a {brief(kind)}, not a classifier; use "
+            f"{worded('visattn.captioning.load_captioner', 'visattn caption')}."
+        )
     blueprint = read_blueprint(told, printable(str(folder / FACTS)))
     if is_function(blueprint.model):
         raise WeightsError(

@@ -15,6 +15,7 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, suggest
+from visattn._support.language import worded
 from visattn._support.notes import note
 from visattn.data.weights import offline
 from visattn.errors import UnsupportedModel, WeightsError
@@ -90,7 +91,7 @@ def _check_name(name: str) -> None:
         import_module("visattn.models")  # registers our models with timm; imported only if needed
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_models(pretrained=True)
-        near = ", ".join(suggest(name, known)) or "none; run `visattn list`"
+        near = ", ".join(suggest(name, known)) or worded("none; see list_models()", "none; run `visattn list`")
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
 
 

@@ -17,6 +17,7 @@ from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
 from visattn._support.checks import printable, suggest
+from visattn._support.language import worded
 from visattn.errors import UnsupportedModel
 from visattn.families import torchvision as family
 from visattn.loading.downloads import url_file
@@ -91,7 +92,9 @@ def _entry(name: str) -> tuple[str, Any]:
     architecture, _, tag = name.removeprefix(PREFIX).partition(".")
     known = models.list_models(module=models)
     if architecture not in known:
-        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or "none; run `visattn list 'tv:*'`"
+        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or worded(
+            "none; see list_models('tv:*')", "none; run `visattn list 'tv:*'`"
+        )
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
     entries: Any = models.get_model_weights(architecture)
     if tag and tag not in entries.__members__:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
+from visattn._support.language import flag
 from visattn.errors import WeightsError
 from visattn.loading.nests import WRAPPERS, is_usual, is_usual_prefix, is_wrapper, preference
 from visattn.loading.stand_ins import tensor_of
@@ -341,7 +342,7 @@ def _misfit(
         parts.append(f"{first}: checkpoint {_size(given[first])}, model {_size(own[first])}{more}")
     parts += [f"{len(missing)} missing: {_listed(missing)}"] if missing else []
     parts += [f"{len(unexpected)} unexpected: {_listed(unexpected)}"] if unexpected else []
-    fix = "choose the model that the checkpoint was trained with (--model), or save model.state_dict() of the whole model"
+    fix = f"choose the model that the checkpoint was trained with{flag('model')}, or save model.state_dict() of the whole model"
     return f"does not fit the model: {'; '.join(parts) or 'its tensors cannot be translated'}; {fix}."
 
 

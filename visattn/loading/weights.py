@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
+from visattn._support.language import flag
 from visattn.errors import WeightsError
 from visattn.loading.formats import START, foreign, is_pickle, is_safetensors
 from visattn.loading.stand_ins import standing_in
@@ -76,7 +77,7 @@ def _start(path: Path, name: str) -> tuple[bytes, int]:
             start, size = stream.read(START), path.stat().st_size
     except OSError as error:
         raise WeightsError(
-            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the file (--weights)."
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the file{flag('weights')}."
         ) from error
     if not start:
         raise WeightsError(f"{name}: empty file; download it again.")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from visattn._support.checks import first_line, one_of, printable
 from visattn._support.files import regular
+from visattn._support.language import worded
 from visattn._support.typed import typed
 from visattn._support.types import MapFormat
 from visattn.errors import MapError
@@ -88,7 +89,7 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         raise error if str(error).startswith(f"{name}: ") else MapError(f"{name}: {error}") from error
     except Exception as error:  # numpy, zipfile, Pillow and json raise many types for damaged files
         raise MapError(
-            f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
+            f"{name}: not a map ({printable(str(error))[:120]}); make one with {_saving()}, or pass an .npy array."
         ) from error
 
 
@@ -108,7 +109,7 @@ def _placed(
     facts, values = content
     geometry = Geometry.from_dict(place) if (place := facts["provenance"].get("geometry")) else None
     if geometry is None:
-        raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
+        raise MapError(f"{name}: the map has no geometry. Save it with {_saving()}.")
     return map_of(facts, torch.from_numpy(values)), geometry
 
 
@@ -146,7 +147,9 @@ def load_maps(path: str | os.PathLike[str]) -> Iterator[tuple[str, AttentionMap,
                 stream, name = archive.extractfile(member), f"{shown}/{printable(member.name)}"
                 found = None if stream is None else _placed(schema.read(stream), name)
                 if not isinstance(found, tuple):
-                    raise MapError(f"{name}: an array or a folder. Pass a file of visattn.maps.pack_maps (--pack-maps).")
+                    raise MapError(
+                        f"{name}: an array or a folder. Pass a file of {worded('visattn.maps.pack_maps', 'visattn batch --pack-maps')}."
+                    )
                 yield (member.name.removesuffix(".npz"), *found)
     except MapError:
         raise
@@ -185,3 +188,7 @@ def layout_of(facts: schema.LayoutFacts) -> TokenLayout:
     """Build a layout from the result of `layout_facts`, which `schema` has checked."""
     box, holes = Box(*facts["box"]), tuple(facts.get("holes", ()))
     return TokenLayout(facts["space"], tuple(facts["prefix"]), tuple(facts["grid"]), box, holes)
+
+
+def _saving() -> str:
+    return worded("visattn.maps.save_map", "visattn overlay --save-map")

@@ -20,6 +20,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from visattn._support.checks import printable
 from visattn._support.json_files import Anything, converted, decoded
+from visattn._support.language import option
 from visattn._support.types import MapFormat
 from visattn.errors import OptionError
 from visattn.maps import schema
@@ -65,7 +66,7 @@ def check_axes(axes: tuple[str, ...], ending: MapFormat) -> None:
     """
     if axes and ending in _ONE_GRID:
         choice = (
-            " Or save one head (head=N, --head N), or their mean (fusion='mean', --fusion mean)." if axes == ("head",) else ""
+            f" Or save one head, {option('head', 'N')}, or their mean, {option('fusion', 'mean')}." if axes == ("head",) else ""
         )
         raise OptionError(
             f".{ending} holds one grid, but the map has one for each {' and '.join(axes)}. Save it as .npz.{choice}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from visattn._support.checks import one_of
+from visattn._support.language import option
 from visattn._support.types import Normalization
 from visattn.errors import MapError
 from visattn.maps.heatmaps import Heatmap
@@ -79,7 +80,7 @@ def value_range(
     if mode == "none":
         if low < 0 or high > 1:
             raise MapError(
-                f"normalize='none' takes values in [0, 1], got {low:.4g} to {high:.4g}. Choose 'minmax' or 'symmetric'."
+                f"{option('normalize', 'none')} takes values in [0, 1], got {low:.4g} to {high:.4g}. Choose 'minmax' or 'symmetric'."
             )
         return 0.0, 1.0
     if mode == "symmetric":

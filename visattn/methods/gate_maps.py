@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from visattn._support.language import worded
 from visattn._support.types import Role
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
@@ -87,9 +88,8 @@ def refusal(recording: Recording) -> str | None:
     if roles & {*PLACES}:
         return None
     if roles & {*GATES}:
-        return (
-            "its modules gate only channels, which cannot be drawn on the image. Use evaluation.gate_statistics "
-            "(visattn heads --method gates)."
+        return "its modules gate only channels, which cannot be drawn on the image. Use " + worded(
+            "visattn.evaluation.gate_statistics.", "visattn heads --method gates."
         )
     return NO_GATES
 

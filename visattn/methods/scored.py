@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
+from visattn._support.language import option
 from visattn._support.opencv import cv2
 from visattn._support.reprs import brief
 from visattn.errors import ModelError, OptionError, ShapeError
@@ -114,7 +115,8 @@ class ScoredImages:
             raise OptionError(f"num_segments must be at least 2, got {num_segments}.")
         if grid_size is not None and kind != "grid":
             raise OptionError(
-                f"grid_size applies only to segments='grid', got segments='{kind}'. Use num_segments, or leave both out."
+                f"{option('grid_size')} applies only to {option('segments', 'grid')}, got {option('segments', kind)}. Use "
+                f"{option('num_segments')}, or leave both out."
             )
         if kind == "slic":
             mean, std = (self.pixels.new_tensor(values)[:, None, None] for values in (self.mean, self.std))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.extras import need
+from visattn._support.language import option
 from visattn.errors import OptionError
 
 Parts = Literal["pixels", "grid", "slic"]
@@ -87,14 +88,14 @@ def slic(photo: Tensor, count: int) -> Segments:
     Reference:
         Achanta et al., "SLIC Superpixels Compared to State-of-the-Art Superpixel Methods", TPAMI 2012.
     """
-    need("skimage", "attribution", "segments='slic'")
+    need("skimage", "attribution", option("segments", "slic"))
     import skimage.segmentation
 
     array = photo.expand(3, -1, -1).permute(1, 2, 0).cpu().double().numpy()
     found = skimage.segmentation.slic(array, n_segments=count, channel_axis=-1)
     labels = torch.from_numpy(np.unique(found, return_inverse=True)[1].reshape(found.shape))
     if not labels.any():
-        raise OptionError(f"SLIC found only one segment in this image instead of {count}. Use segments='grid'.")
+        raise OptionError(f"SLIC found only one segment in this image instead of {count}. Use {option('segments', 'grid')}.")
     return Segments(labels, (labels.shape[0], labels.shape[1]), f"slic {int(labels.max()) + 1}")
 
 

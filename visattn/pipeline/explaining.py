@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from visattn._support.language import worded
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -222,7 +223,8 @@ def of_model(question: Question, model: nn.Module) -> Question:
     check_layer(question)
     if layer == "all" and "cam layer" in (question.method.needs if question.method else ()):
         raise OptionError(
-            "feature maps of several layers are several explanations. Use visattn.explain_stages (visattn overlay --layer all)."
+            "feature maps of several layers are several explanations. Use "
+            + worded("visattn.explain_stages.", "visattn overlay --layer all.")
         )
     return question
 

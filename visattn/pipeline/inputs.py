@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
+from visattn._support.language import option
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import check_types
@@ -271,7 +272,9 @@ def _by_transform(photo: Image.Image, spec: InputSpec) -> tuple[Image.Image, Geo
         if isinstance(step, (transforms.CenterCrop, timm_transforms.CenterCropOrPad)):
             window = _cropped(window, before, image)
         elif not isinstance(step, (transforms.Resize, timm_transforms.ResizeKeepRatio)):
-            raise UnsupportedModel(f"the model's transform has the unsupported step {type(step).__name__}. Use resize='fit'.")
+            raise UnsupportedModel(
+                f"the model's transform has the unsupported step {type(step).__name__}. Use {option('resize', 'fit')}."
+            )
     geometry = Geometry((photo.height, photo.width), (image.height, image.width), window, "the model's own evaluation transform")
     return image, geometry
 

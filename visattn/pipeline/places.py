@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import printable, whole_number
+from visattn._support.language import worded
 from visattn.errors import OptionError
 from visattn.geometry import Box
 from visattn.pipeline.inputs import Prepared
@@ -103,7 +104,8 @@ def _dense(output: Any) -> Tensor:  # noqa: ANN401
     if found is None or found.ndim != 4:
         shape = tuple(found.shape) if found is not None else type(output).__name__
         raise OptionError(
-            f"this target needs a dense output (B, classes, h, w), the model returned {shape}. Pass a function of it."
+            f"this target needs a dense output (B, classes, h, w), the model returned {shape}. "
+            + worded("Pass a function of it.", "Choose another target.")
         )
     return found
 
@@ -156,7 +158,7 @@ def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # 
     if logits is None or boxes is None or logits.ndim != 3:
         raise OptionError(
             f"target box:N needs a detector, whose output has logits and pred_boxes, or boxes and scores; the model returned "
-            f"{type(output).__name__}. Pass a function of it."
+            f"{type(output).__name__}. " + worded("Pass a function of it.", "Choose another target.")
         )
     logits, index = logits.detach(), _index("box", which, logits.shape[1], None)
     nothing = labels is not None and logits.shape[2] == len(labels) + 1  # the last class stands for no object

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable
+from visattn._support.language import worded
 from visattn.errors import OptionError
 from visattn.families import provenance_of
 from visattn.families.huggingface import tokenizer_of
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.targets import Target
 
+_OTHER = "Choose another model."
 _CLIP = "clip:"
 _VOCABULARY = 49408  # of the tokenizer that most models of open_clip use
 
@@ -100,7 +102,7 @@ def _logits(output: Any) -> Tensor:  # noqa: ANN401
         return scaled if bias is None else scaled + bias
     raise OptionError(
         f"a prompt needs a model that compares images with texts, this one returned {type(output).__name__}. "
-        "Pass a function of its output as target."
+        + worded("Pass a function of its output as target.", "Choose a model such as CLIP.")
     )
 
 
@@ -109,7 +111,7 @@ def _of_transformers(model: Any, texts: Sequence[str]) -> Tokenized:  # noqa: AN
         raise OptionError(
             f"{type(model).__name__} has no text tower, so a prompt cannot be its target. Pass a class, or a model such as CLIP."
         )
-    tokenizer = tokenizer_of(model, "Pass inputs=tokenizer(...) and a function of the output as target.")
+    tokenizer = tokenizer_of(model, worded("Pass inputs=tokenizer(...) and a function of the output as target.", _OTHER))
     padding = "max_length" if str(model.config.model_type).startswith("siglip") else True  # as in training
     made = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
     inputs = {name: value for name, value in made.items() if name in ("input_ids", "attention_mask")}
@@ -135,8 +137,8 @@ def _of_open_clip(model: Any, texts: Sequence[str]) -> Tokenized:  # noqa: ANN40
             raise OptionError(f"its vocabulary has {model.vocab_size} words")
     except Exception as error:  # of the library; some tokenizers are files of a hub
         raise OptionError(
-            f"{type(model).__name__}: its tokenizer is not known ({first_line(error)}). Pass inputs={{'text': tokens}} and a "
-            "function of the output as target."
+            f"{type(model).__name__}: its tokenizer is not known ({first_line(error)}). "
+            + worded("Pass inputs={'text': tokens} and a function of the output as target.", _OTHER)
         ) from error
     ids = torch.as_tensor(tokenizer(list(texts)))
     own = getattr(tokenizer, "tokenizer", None)  # one of transformers

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from visattn._support.checks import shown
+from visattn._support.language import option, worded
 from visattn._support.reprs import brief
 from visattn._support.typed import check_types
 from visattn.errors import OptionError
@@ -77,7 +78,9 @@ def named(method: Any) -> str:  # noqa: ANN401 - checked here
     if callable(method):
         method = next((name for name, known in METHODS.items() if known.function is method), getattr(method, "__name__", ""))
     if not isinstance(method, str):
-        raise OptionError(f"method must be a name in visattn.methods.METHODS, got {shown(method)}.")
+        raise OptionError(
+            f"method must be a name in {worded('visattn.methods.METHODS', '`visattn list --methods`')}, got {shown(method)}."
+        )
     return method if method == "auto" else name_of(method)
 
 
@@ -142,7 +145,7 @@ def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, targe
             raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known.parameters)}.{able}")
     _check([method], given)
     if lacking := [name for name in known.required if name not in given]:
-        raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")
+        raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: {option('query', 'pixel:120,80')}.")
     question = Question(method, known, given, target)
     if question.of_a_class and not known.targeted:
         raise OptionError(f"method '{method}' does not depend on a class. Leave the target out, or use method 'relevance'.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import cam_layer
@@ -41,8 +42,8 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
             settled = question.settled(found.recording)
             if layer == "all" and settled.method is not None and "cam layer" in settled.method.needs:
                 raise OptionError(
-                    "feature maps of all layers are drawn by a method that is named: visattn.explain_stages(..., "
-                    f"method='{settled.name}') (--method {settled.name} --layer all)."
+                    "feature maps of all layers are drawn by a method that is named: "
+                    + worded(f"visattn.explain_stages(..., method='{settled.name}').", f"--method {settled.name} --layer all.")
                 )
             return settled, found
     last = question.among[-1]  # no class can be explained
@@ -68,7 +69,7 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
     if known is None:
         known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
         raise OptionError(
-            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: layer='...' (--layer); feature maps: {known_maps}."
+            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: {option('layer', 'NAME')}; feature maps: {known_maps}."
         )
     return known
 
@@ -125,7 +126,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
             return _wanted(model, prepared, named, method)
         if "cam layer" in needs:
             raise OptionError(
-                f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: layer='...' (--layer)."
+                f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: {option('layer', 'NAME')}."
             ) from nothing
         if method.lacking is None:
             raise

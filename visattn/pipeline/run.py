@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from visattn import capturing
 from visattn._support.checks import first_line
+from visattn._support.language import option, worded
 from visattn._support.modes import evaluating, seeded
 from visattn._support.progress import progress
 from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
@@ -187,7 +188,7 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
         if isinstance(error, (VisattnError, KeyboardInterrupt)):
             raise
         if lacks_memory(error):
-            raise ResourceError(_NO_ROOM.format(tuple(pixels.shape))) from error
+            raise ResourceError(_no_room(pixels)) from error
         if _is_ours(error):
             raise
         first = first_line(error)
@@ -206,14 +207,15 @@ def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
 def _remedy(model: nn.Module, prepared: Prepared) -> str:
     taken = inspect.signature(model.forward).parameters
     if "input_ids" in taken and "input_ids" not in prepared.inputs:
-        return 'The model also reads words. Pass them: inputs=processor(text="...", images=photo, return_tensors="pt").'
+        words = worded('inputs=processor(text="...", images=photo, return_tensors="pt")', "--prompt TEXT")
+        return f"The model also reads words. Pass them: {words}."
     sizes = prepared.preprocessing.get("size", {})
     if sizes.get("source") == "assumed":
-        return "The model does not state its input size, so it was assumed. Pass it: img_size=(height, width) (--img-size HxW)."
+        size = worded("img_size=(height, width)", "--img-size HxW")
+        return f"The model does not state its input size, so it was assumed. Pass it: {size}."
     return "Check that the model runs on such pixels without visattn."
 
 
-_NO_ROOM = "out of memory for pixels {}; choose a smaller img_size."
 _NO_MEMORY = "can't allocate memory", "out of memory"
 
 
@@ -238,7 +240,7 @@ def telling_memory(pixels: Tensor) -> Iterator[None]:
     except Exception as error:
         if not lacks_memory(error):
             raise
-        raise ResourceError(_NO_ROOM.format(tuple(pixels.shape))) from error
+        raise ResourceError(_no_room(pixels)) from error
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -279,10 +281,15 @@ def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
     if not spec.classifier and not callable(target.of):
         raise NoClasses(
             f"{type(model).__name__} has no classification head, so there is no class to explain. "
-            "Use method 'attention' or 'rollout' ('eigencam' for a CNN), or pass a function of its output as target."
+            "Use method 'attention' or 'rollout' ('eigencam' for a CNN)"
+            + worded(", or pass a function of its output as target.", ".")
         )
 
 
 def _check_size(spec: InputSpec, pixels: Tensor) -> None:
     if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
         raise UnsupportedModel(f"the model takes pixels of size {spec.size}, got {tuple(pixels.shape[-2:])}.")
+
+
+def _no_room(pixels: Tensor) -> str:
+    return f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller {option('img_size')}."

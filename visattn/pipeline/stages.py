@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
+from visattn._support.language import worded
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.drawing.pages import sheet
@@ -80,7 +81,8 @@ def by_stages(
     names = list(layers) or stages(model, channels, (height, width))
     if not names:
         raise OptionError(
-            f"{type(model).__name__}: the stages of a CNN were not found. Name layers: layers=['...'] (one of them: --layer)."
+            f"{type(model).__name__}: the stages of a CNN were not found. Name "
+            + worded("layers: layers=['...'].", "one: --layer NAME.")
         )
     questions = [replace(question, parameters={**question.parameters, "layer": name}) for name in names]
     return [explain_prepared(model, prepared, one, seed=seed) for one in questions]

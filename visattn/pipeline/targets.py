@@ -12,6 +12,7 @@ from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
 from visattn._support.files import regular
+from visattn._support.language import option, worded
 from visattn._support.notes import note
 from visattn._support.reprs import brief
 from visattn._support.typed import check_types
@@ -66,7 +67,10 @@ class Target:
         """
         check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
         if self.prompt is not None and (self.of is not None or self.target_space != "logit" or isinstance(self.versus, int)):
-            raise OptionError("prompt is the target, and versus another text. Leave out target and target_space.")
+            raise OptionError(
+                f"{option('prompt')} is the target, and {option('versus')} another text. Leave out "
+                f"{option('target')} and {option('target_space')}."
+            )
 
     @property
     def given(self) -> bool:
@@ -91,14 +95,9 @@ class Target:
             return ResolvedTarget(of, (named,))
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise NoClasses(
-                f"a class target needs logits (B, classes), the model returned {shape}. Pass a function of its output as target."
-            )
+            raise NoClasses(f"a class target needs logits (B, classes), the model returned {shape}. {_without_class()}")
         if not output.is_floating_point():
-            raise NoClasses(
-                f"a class target needs floating-point logits, the model returned {output.dtype}. "
-                "Pass a function of its output as target."
-            )
+            raise NoClasses(f"a class target needs floating-point logits, the model returned {output.dtype}. {_without_class()}")
         classes = output.shape[1]
         if self.labels is not None and len(self.labels) < classes:
             raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name per line.")
@@ -220,3 +219,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{printable(str(path))}: labels must be a text file with one name per line; {error}.") from error
     return tuple(line.strip() for line in lines if line.strip())
+
+
+def _without_class() -> str:
+    return worded("Pass a function of its output as target.", "Choose a method that explains no class.")

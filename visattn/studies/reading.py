@@ -14,6 +14,7 @@ from torch import Tensor
 
 from visattn._support.checks import printable
 from visattn._support.files import regular
+from visattn._support.language import worded
 from visattn._support.typed import typed
 from visattn.errors import StudyError
 from visattn.geometry import Geometry
@@ -62,7 +63,9 @@ def load_study(path: str | os.PathLike[str]) -> Study:
             return Study(tuple(_view(view, tensors) for view in facts["views"]))
     except Exception as error:  # safetensors, json and torch raise many types for damaged files
         cause = printable(" ".join(str(error).split()))[:160] or type(error).__name__
-        raise StudyError(f"{name}: not a study ({cause}); make one with visattn.study(...).save(path)") from error
+        raise StudyError(
+            f"{name}: not a study ({cause}); make one with {worded('visattn.study(...).save(path)', 'visattn view IMAGE -o NAME.attn')}"
+        ) from error
 
 
 def _description(said: dict[str, str]) -> StudyFacts:

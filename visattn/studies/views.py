@@ -17,6 +17,7 @@ from PIL import Image
 
 from visattn._support.checks import one_of
 from visattn._support.files import check_output, write_whole
+from visattn._support.language import worded
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -119,8 +120,11 @@ class View:
         method = question.method
         if method is not None and not from_recording(question):
             raise OptionError(
-                f"method '{question.name}' needs the model, and a study has only its recording. Use visattn.explain, or name the method "
-                "when the study is made: visattn.study(model, image, methods=[...])."
+                f"method '{question.name}' needs the model, and a study has only its recording. Use "
+                + worded(
+                    "visattn.explain, or name the method when the study is made: visattn.study(model, image, methods=[...]).",
+                    f"visattn overlay IMAGE --method {question.name}.",
+                )
             )
         return answer(self.recording, self.prepared, question)
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
 from visattn._support.checks import first_line, printable
+from visattn._support.language import option
 from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError, ImageError, OptionError, ResourceError
 from visattn.families.trained import InputFacts, evaluation_transform
@@ -215,7 +216,7 @@ def check_batch(config: Recipe, count: int, world: int, *, in_pairs: bool) -> No
     batch, pieces = config.batch_size, world * config.accumulate
     if batch > count:
         raise DataError(
-            f"{config.data}: a batch of {batch} is more than the {count} images. Choose a smaller batch_size (--batch-size)."
+            f"{config.data}: a batch of {batch} is more than the {count} images. Choose a smaller {option('batch_size')}."
         )
     if batch % pieces or (in_pairs and batch // pieces % 2):
         raise OptionError(
@@ -265,8 +266,8 @@ def patient() -> Iterator[None]:
 def _died(error: Exception) -> ResourceError:
     cause = (str(error) or type(error).__name__).splitlines()[0]
     return ResourceError(
-        f"a data loader worker died or hangs ({cause}). Most often memory ran out: lower workers "
-        "(--workers) or batch_size (--batch-size). Run the same command again to resume."
+        f"a data loader worker died or hangs ({cause}). Most often memory ran out: lower "
+        f"{option('workers')} or {option('batch_size')}. Run the same command again to resume."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from visattn._support.checks import between, one_of, printable, shown, suggest, told
 from visattn._support.files import base_name, regular
+from visattn._support.language import flag, option
 from visattn._support.own_code import is_function
 from visattn.data.captions.pictures import SCENES
 from visattn.data.labeled.readers import KNOWN
@@ -202,7 +203,7 @@ class Recipe:
             fitting = value if isinstance(value, tuple) else (value,)
             if getattr(self, item.name) != item.default and getattr(self, name) not in fitting:
                 raise OptionError(
-                    f"{item.name} needs {_flag(name)} {' or '.join(fitting)}, got {_flag(name)} {getattr(self, name)}. Change one of them."
+                    f"{option(item.name)} needs {option(name)} {' or '.join(fitting)}, got {getattr(self, name)}. Change one of them."
                 )
 
     def digest(self) -> dict[str, Any]:
@@ -302,20 +303,20 @@ class Config(Recipe):
         if not self.validation and (self.keep == "best" or self.patience):
             name = "patience" if self.patience else "keep"
             raise OptionError(
-                f"{name} needs validation images, got none. Set validation (--validation 0.1), or leave {name} out."
+                f"{option(name)} needs validation images, got none. Set {option('validation', 0.1)}, or leave {option(name)} out."
             )
         if self.loss == "bce" and self.label_smoothing == 1:
-            raise OptionError("label_smoothing must be below 1 for loss bce, got 1. Lower it.")
+            raise OptionError(f"{option('label_smoothing')} must be below 1 for {option('loss', 'bce')}, got 1. Lower it.")
         if self.split and (self.data in KNOWN or is_function(self.data)):
             raise OptionError(
-                f"split applies to a folder, and {self.data} has a test split of its own. Leave split (--split) out."
+                f"{option('split')} applies to a folder, and {self.data} has a test split of its own. Leave {option('split')} out."
             )
         for width in self.widths:
             between(width, 1, 2**15, "widths")
         check_attention(self.attention)
         if self.attention == "none" and self.attention_init != "auto":
             raise OptionError(
-                f"attention_init needs an attention (--attention), got {self.attention_init} without one. Leave it out."
+                f"{option('attention_init')} needs an {option('attention')}, got {self.attention_init} without one. Leave it out."
             )
 
 
@@ -330,7 +331,7 @@ def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
         values = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(
-            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check the path (--config)."
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check the path{flag('config')}."
         ) from error
     except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or a number with thousands of digits
         raise OptionError(f"{name}: is not valid TOML: {error}. See docs/training.md for an example.") from error
@@ -365,7 +366,3 @@ def differences(before: dict[str, Any], config: Recipe) -> list[str]:
 def override(config: Kind, **values: Any) -> Kind:  # noqa: ANN401
     """Return a copy with other values, after checking them."""
     return replace(config, **checked(values, "options", type(config)))
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from visattn._support.checks import printable
+from visattn._support.language import flag, option
 from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError, TrainingError
 from visattn.training.batches import Batch, Samples, Stream, check_batch, loader, patient, training_transform
@@ -283,8 +284,8 @@ class _Run:
             if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
                 raise TrainingError(
                     f"{printable(str(self.run))}: the loss is {value} near step {step}. The images are listed in {listed}, and "
-                    "the last checkpoint is intact. Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' "
-                    "(--nonfinite skip)."
+                    f"the last checkpoint is intact. Lower {option('lr')}, set {option('clip_grad')}, or pass "
+                    f"{option('nonfinite', 'skip')}."
                 )
         self.recent.clear()
 
@@ -299,7 +300,7 @@ class _Run:
         if len(self.progress.bad) > self.config.max_unreadable * count:
             raise DataError(
                 f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} images cannot be read, at most "
-                f"{self.config.max_unreadable:.2%} may be). Repair them or raise max_unreadable (--max-unreadable)."
+                f"{self.config.max_unreadable:.2%} may be). Repair them or raise {option('max_unreadable')}."
             )
 
     def _row(self, bar: Any, pictures: int, seconds: float) -> None:  # noqa: ANN401 - tqdm's types are partial
@@ -413,7 +414,7 @@ class _Run:
         if not math.isfinite(found.loss):
             raise TrainingError(
                 f"{printable(str(self.run))}: the loss on the test images is {found.mean_loss}; the checkpoints are intact. "
-                "Lower lr (--lr), set clip_grad (--clip-grad), and start again in another folder (-o/--output)."
+                f"Lower {option('lr')}, set {option('clip_grad')}, and start again in another folder{flag('output')}."
             )
         top5 = None if found.outcomes is None else top(found.outcomes, 5, len(self.task.classes))
         result = replace(self._result(found.accuracy, found.mean_loss), top5=top5)

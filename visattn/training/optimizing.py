@@ -18,6 +18,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from visattn._support.checks import printable, suggest
+from visattn._support.language import option
 from visattn.errors import OptionError
 from visattn.nn import ATTENTION, WithAttention
 from visattn.training.config import Config, Recipe
@@ -45,7 +46,9 @@ def optimizer_of(model: nn.Module, config: Recipe, groups: Groups | None = None)
     if facts.second_order:
         raise OptionError(f"opt must be a first-order optimizer, got {name}, which needs second derivatives. Choose another.")
     if not facts.has_momentum and config.momentum != type(config)().momentum:
-        raise OptionError(f"momentum needs an optimizer that has one, got {config.momentum:g} for {name}. Leave momentum out.")
+        raise OptionError(
+            f"{option('momentum')} needs an optimizer that has one, got {config.momentum:g} for {name}. Leave it out."
+        )
     try:
         made: torch.optim.Optimizer = create_optimizer_v2(
             model,
@@ -106,8 +109,8 @@ def groups_of(config: Config, head: Collection[str]) -> Groups | None:
             made = param_groups_layer_decay(model, config.weight_decay, spared, layer_decay=config.layer_decay)
             if len({group["lr_scale"] for group in made}) == 1:
                 raise OptionError(
-                    f"layer_decay needs a model whose layers timm groups, got {type(model).__name__} or one whose other layers are frozen. "
-                    "Leave it out (--layer-decay)."
+                    f"{option('layer_decay')} needs a model whose layers timm groups, got {type(model).__name__} or one whose other "
+                    "layers are frozen. Leave it out."
                 )
         else:
             made = param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=spared)
@@ -141,8 +144,8 @@ def head_of(model: nn.Module, classes: int) -> list[str]:
     names = [name for name, parameter in model.named_parameters() if id(parameter) in own]
     if not names:
         raise OptionError(
-            f"head_lr and freeze backbone need a last layer with {classes} outputs, got none in {type(model).__name__}. "
-            "Leave them out (--head-lr, --freeze)."
+            f"{option('head_lr')} and {option('freeze', 'backbone')} need a last layer with {classes} outputs, got none in "
+            f"{type(model).__name__}. Leave them out."
         )
     return names
 
@@ -166,7 +169,9 @@ def freeze(model: nn.Module, modules: Collection[str], head: Collection[str]) ->
     for name in modules:
         if name != BACKBONE and (not name or name not in known):
             near = ", ".join(suggest(name, [*known][1:], 3)) or ", ".join(item for item, _ in model.named_children())
-            raise OptionError(f"freeze: {type(model).__name__} has no module '{printable(name)}'. Near or known: {near}.")
+            raise OptionError(
+                f"{option('freeze')}: {type(model).__name__} has no module '{printable(name)}'. Near or known: {near}."
+            )
     kinds = tuple(ATTENTION.values())
     attention = {id(p) for part in known.values() if isinstance(part, kinds) for p in part.parameters()}
     attention |= {id(p) for part in known.values() if isinstance(part, WithAttention) for _, p in part.added()}
@@ -181,6 +186,6 @@ def freeze(model: nn.Module, modules: Collection[str], head: Collection[str]) ->
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise OptionError(
-            f"freeze leaves no parameter to train, got {', '.join(map(printable, modules))}. Name fewer modules (--freeze)."
+            f"{option('freeze')} leaves no parameter to train, got {', '.join(map(printable, modules))}. Name fewer modules."
         )
     return [name for name, part in known.items() if isinstance(part, _NORMS) and fixed(f"{name}.weight", part.weight)]

@@ -12,6 +12,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn.errors import OptionError, TrainingError
 from visattn.training.batches import Batch
@@ -38,7 +39,7 @@ class Trainer:
         """
         config = task.config
         if config.amp == "float16" and group.device.type != "cuda":
-            raise OptionError("float16 needs a GPU, where gradients are scaled. Choose amp='bfloat16' (--amp bfloat16), or none.")
+            raise OptionError(f"float16 needs a GPU, where gradients are scaled. Choose {option('amp', 'bfloat16')}, or none.")
         self.task, self.config, self.group = task, config, group
         seed_all(seed_of(config.seed))
         model = task.build()
@@ -131,7 +132,7 @@ class Trainer:
         if broken:
             raise TrainingError(
                 f"{broken}: must hold finite numbers, got NaN or infinity although the loss was finite. The last checkpoint is intact. "
-                "Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' (--nonfinite skip)."
+                f"Lower {option('lr')}, set {option('clip_grad')}, or pass {option('nonfinite', 'skip')}."
             )
         optimizer, tensors = pack(self.optimizer.state_dict())
         groups = {"model": self.model.state_dict(), "optimizer": tensors}

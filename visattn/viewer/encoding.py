@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visattn._support.language import option
 from visattn.errors import OptionError
 from visattn.operators import Operator, SampledOperator, SoftmaxOperator
 
@@ -84,7 +85,7 @@ def _rows(operator: Operator) -> Encoded:
     """Encode the weights of every block: in eight bits by row, else in half or single precision."""
     blocks = 1 if operator.query_index is None else len(operator.query_index)
     if (size := operator.shape[1] * operator.shape[2] * operator.shape[3] // blocks) > _LARGEST:
-        raise OptionError(f"a layer has {size:,} weights, too many for a page. Pass a smaller img_size (--img-size).")
+        raise OptionError(f"a layer has {size:,} weights, too many for a page. Pass a smaller {option('img_size')}.")
     weights = torch.stack([operator.block(block)[0] for block in range(blocks)], 1)  # (heads, blocks, q, k)
     weights = weights.nan_to_num(0)  # rows that are padding
     sizes = {"rows": int(weights.shape[2]), "columns": int(weights.shape[3])}

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from visattn._support.checks import printable, shown
+from visattn._support.language import option, worded
 from visattn._support.names import model_title
 from visattn.drawing.colormaps import NAMES, table
 from visattn.errors import OptionError
@@ -61,7 +62,8 @@ class Payload:
         views = [self._view(view, title) for view, title in zip(study, _titles(study), strict=True)]
         if not any(view["records"] or view["maps"] for view in views):
             raise OptionError(
-                "the study has neither attention nor maps to show. Make it with methods: visattn.study(..., methods=[...])."
+                "the study has neither attention nor maps to show. Make it with methods: "
+                + worded("visattn.study(..., methods=[...]).", "visattn view IMAGE --methods NAME.")
             )
         self.data = self._arrays.text()
         self.facts: dict[str, Any] = {
@@ -204,15 +206,17 @@ def check_size(characters: int, most: float, where: str = "") -> None:
     if characters > most * 1e6:
         found = f"more than {characters / 1e6:.1f} MB up to {where}" if where else f"{characters / 1e6:.1f} MB"
         raise OptionError(
-            f"the page takes {found}, and max_mb is {most:g}. Pass fewer layers (--layers) or heads (--heads), a smaller img_size "
-            "(--img-size), or a larger max_mb (--max-mb)."
+            f"the page takes {found}, and {option('max_mb')} is {most:g}. Pass fewer {option('layers')} or {option('heads')}, a smaller "
+            f"{option('img_size')}, or a larger {option('max_mb')}."
         )
 
 
 def _check_wanted(study: Study, layers: str, heads: Sequence[int] | None) -> None:
     """Check that a layer has the name and the heads; a study without attention takes any."""
     if heads is not None and not all(type(head) is int for head in heads):
-        raise OptionError(f"heads must be a list of whole numbers, got {shown(heads)}. Pass heads=[0, 3].")
+        raise OptionError(
+            f"heads must be a list of whole numbers, got {shown(heads)}. Pass {worded('heads=[0, 3]', '--heads 0,3')}."
+        )
     every = [record for view in study for record in view.recording]
     known = list(dict.fromkeys(record.layer for record in every))
     named = [record for record in every if fnmatch.fnmatchcase(record.layer, layers)]

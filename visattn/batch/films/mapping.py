@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import between, one_of
+from visattn._support.language import option
 from visattn._support.progress import progress
 from visattn._support.typed import check_types
 from visattn._support.types import LARGEST_BATCH, View
@@ -162,7 +163,9 @@ def _together(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[
                 first = first or (recording, feature, every[0])
             geometries += [one.geometry for one in every]
             if sum(value.numel() for value in values) > _MOST_FEATURES:
-                raise ResourceError(f"the features of more than {len(geometries)} frames do not fit. Pass a lower rate (--rate).")
+                raise ResourceError(
+                    f"the features of more than {len(geometries)} frames do not fit. Pass a lower {option('rate')}."
+                )
             bar.update(len(some))
     assert first is not None  # noqa: S101 - a film has a frame
     recording, feature, prepared = first

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps, ImageSequence
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
 from visattn._support.files import regular
+from visattn._support.language import option
 from visattn._support.types import MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
 from visattn.images.profiles import to_srgb
@@ -100,7 +101,7 @@ class Film:
         if width * height > self._most:
             raise ImageError(
                 f"{self._name}: frames of {width} x {height} pixels exceed the limit of {self._most / 1e6:g} million. Scale the film "
-                "down, or raise the limit (--max-pixels, max_pixels=)."
+                f"down, or raise {option('max_pixels')}."
             )
 
     def _animation_rate(self) -> Fraction:

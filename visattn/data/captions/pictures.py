@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.checks import printable
+from visattn._support.language import option
 from visattn.data.scenes import VERSION, Pairs, Scenes
 from visattn.data.scenes.store import kept, seed_of
 from visattn.errors import DataError
@@ -112,7 +113,7 @@ class CaptionFileDataset:
         lack = printable(f"no {gone[0]} in {places}") if gone else ""
         if len(gone) == len(names):
             raise DataError(
-                f"{title}: must find the images, got none of {len(names)}: {lack}. Pass their folder as root (--root)."
+                f"{title}: must find the images, got none of {len(names)}: {lack}. Pass their folder as {option('root')}."
             )
         self.missing = f"{len(gone)} of {len(names)} images are missing: {lack}." if gone else ""
         self._folders, self._places = tuple(map(str, folders)), np.array([place for place, _ in there], np.int16)

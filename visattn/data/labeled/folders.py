@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.checks import printable
+from visattn._support.language import option
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import check_learnable
 from visattn.errors import DataError
@@ -147,7 +148,7 @@ def _flat_classes(folder: Path) -> tuple[Path, tuple[str, ...]]:
     found = _folders_in(folder)
     name = printable(str(folder))
     if found >= {"train"} and found & {"test", "val"}:
-        raise DataError(f"{name}: holds {_listed(found)} already, so there is nothing to split. Leave split (--split) out.")
+        raise DataError(f"{name}: holds {_listed(found)} already, so there is nothing to split. Leave {option('split')} out.")
     if not found:
         raise DataError(f"{name}: must hold a folder of images for each class, got none. Expected {name}/CLASS/image.png.")
     return folder, tuple(sorted(found))
@@ -181,7 +182,7 @@ def _refuse_layout(folder: Path, missing: str) -> NoReturn:
             f"{name}: must hold train and test, got scenes of one split. Write both splits, into {name}/train and {name}/test."
         )
     there = _folders_in(folder)
-    flat = f", or pass split=0.2 (--split 0.2) if {_listed(there)} are the classes" if len(there) > 1 else ""
+    flat = f", or pass {option('split', 0.2)} if {_listed(there)} are the classes" if len(there) > 1 else ""
     raise DataError(
         f"{name}: must hold train/CLASS/image.png and test/CLASS/image.png (or val/), got no folder {missing} "
         f"but {_listed(there) or 'no folders'}. Move the images of {missing} there{flat}."

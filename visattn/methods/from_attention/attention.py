@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import one_of, shown
+from visattn._support.language import option, worded
 from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
@@ -72,7 +73,9 @@ def attention(
     heads = stacked.shape[2]
     if head != "all":
         if not isinstance(head, int):
-            raise OptionError(f"head must be a whole number or 'all', got {shown(head)}. The mean over heads is fusion='mean'.")
+            raise OptionError(
+                f"head must be a whole number or 'all', got {shown(head)}. The mean over heads is {option('fusion', 'mean')}."
+            )
         if not -heads <= head < heads:
             raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")
         stacked = stacked[:, :, [head]]
@@ -146,7 +149,7 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
         OptionError: If there is no such record, or the layers attend over different tokens.
     """
     if reason := spatial_refusal(recording):
-        raise OptionError(f"{reason} Use inspect to see what the model has.")
+        raise OptionError(f"{reason} Use {worded('visattn.capture', 'visattn inspect')} to see what the model has.")
     spatial = replace(recording, records=[record for record in recording if record.keys.grid])
     members = [record for record in spatial if members_asked(query, record.queries)]
     if members:  # object queries, words

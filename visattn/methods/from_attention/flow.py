@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from visattn._support.checks import between
 from visattn._support.extras import need
+from visattn._support.language import option
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -77,7 +78,7 @@ def refusal(recording: Recording) -> str | None:
         return reason
     tokens = next(len(record.keys) for record in recording if record.kind == "self")
     if tokens > LIMIT:
-        return f"attention flow supports at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller img_size (--img-size)."
+        return f"attention flow supports at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller {option('img_size')}."
     return None
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from visattn._support.language import option
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention.attention import chosen_records
@@ -54,7 +55,9 @@ def norm_attention(
         vision transformers normalize before attention, so no normalization follows). `W_O` includes the block's layer scale.
     """
     if keep_heads and add_residual:
-        raise OptionError("the residual vector belongs to no head. Leave out keep_heads=True or add_residual=True.")
+        raise OptionError(
+            f"the residual vector belongs to no head. Leave out {option('keep_heads', True)} or {option('add_residual', True)}."
+        )
     record = chosen_records(recording, layer, query, 0)[0]
     rows = head_norms(record, dtype) if keep_heads else norm_rows(record, dtype, residual=add_residual)
     weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)

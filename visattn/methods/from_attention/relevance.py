@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from visattn._support.language import option, worded
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -96,7 +97,8 @@ def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: t
     asking = next((record.queries for record in reversed(records) if not record.queries.grid), image)
     if query == "auto" and asking is not image and len(asking) > 1:
         raise OptionError(
-            f"the model has outputs for {len(asking)} queries. Choose one: query='query:0', or pass a vector of weights."
+            f"the model has outputs for {len(asking)} queries. Choose one: {option('query', 'query:0')}"
+            + worded(", or pass a vector of weights.", ".")
         )
     weights, chosen = weights_of(query, asking, recording.reads, records[0].operator.device)
     relevances = _Relevances(records, dtype)

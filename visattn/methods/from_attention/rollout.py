@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import between, one_of
+from visattn._support.language import option
 from visattn._support.types import DiscardOver, Fusion, Implementation, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
@@ -86,14 +87,15 @@ def rollout(
         raise OptionError("discard must be less than 1, got 1, which would leave nothing. Use for example 0.9.")
     if weights_by == "norm" and fusion != "mean":
         raise OptionError(
-            f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' does not apply. Leave fusion out."
+            f"{option('weights_by', 'norm')} adds the vectors of all heads, so {option('fusion', fusion)} does not apply. Leave it out."
         )
     records = chain(recording)
     recursion.check_start(start_layer, len(records))
     plain = fusion == "mean" and weights_by == "attention" and not discard and sinks == "keep" and residual != "measured"
     if implementation == "reversed" and not plain:
         raise OptionError(
-            "implementation='reversed' supports only fusion='mean' and sinks='keep', without discarding or measuring. Use 'tiles'."
+            f"{option('implementation', 'reversed')} supports only {option('fusion', 'mean')} and {option('sinks', 'keep')}, without "
+            "discarding or measuring. Use 'tiles'."
         )
     layout = records[0].keys
     r, chosen = recursion.beginning(recording, records, query, recursion.fused("mean"), dtype)

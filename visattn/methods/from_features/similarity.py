@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visattn._support.checks import one_of
+from visattn._support.language import option
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.method import Method, Need, needs
@@ -72,7 +73,7 @@ def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, To
         vectors = (operator.key if of == "keys" else operator.query)[:, :, 0]
         layout = record.keys if of == "keys" else record.queries
     else:
-        raise OptionError(f"{record.layer} has no {of} in token order. Use of='tokens'.")
+        raise OptionError(f"{record.layer} has no {of} in token order. Use {option('of', 'tokens')}.")
     return vectors.transpose(1, 2).flatten(2), layout, record.layer
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from visattn._support.extras import need
+from visattn._support.language import option
 
 
 class Board:
@@ -18,7 +19,7 @@ class Board:
         Raises:
             MissingExtra: If it is not.
         """
-        need("tensorboard", "tensorboard", "tensorboard=True (--tensorboard)")
+        need("tensorboard", "tensorboard", option("tensorboard", True))
         self._folder = folder
         self._writer: Any = None
 

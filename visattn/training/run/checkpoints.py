@@ -27,6 +27,7 @@ from torch import Tensor
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, discard, read_own
 from visattn._support.json_files import Count, converted, decoded
+from visattn._support.language import flag
 from visattn._support.notes import warn
 from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnError
 
@@ -133,8 +134,8 @@ class Checkpoints:
             return state
         if damaged:
             raise CheckpointError(
-                f"{'; '.join(damaged)}. All checkpoints of this run are damaged. Restore one, or start again in another folder "
-                "(-o/--output)."
+                f"{'; '.join(damaged)}. All checkpoints of this run are damaged. Restore one, or start again in another "
+                f"folder{flag('output')}."
             )
         return None
 
@@ -276,5 +277,6 @@ def fitting(run: Path, step: int | None) -> Iterator[None]:
             raise
         cause = printable((str(error) or type(error).__name__).splitlines()[0])
         raise CheckpointError(
-            f"{printable(str(run))}: the checkpoint of step {step} does not fit this model ({cause}). Choose another folder (-o/--output)."
+            f"{printable(str(run))}: the checkpoint of step {step} does not fit this model ({cause}). Choose another "
+            f"folder{flag('output')}."
         ) from error

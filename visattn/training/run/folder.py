@@ -13,6 +13,7 @@ from typing import Any
 from visattn._support.checks import printable
 from visattn._support.files import check_output, check_own, discard, open_own, read_own, refusal, write_whole
 from visattn._support.json_files import Amount, Count, Finite, Share, converted, decoded
+from visattn._support.language import flag, option
 from visattn._support.tables import to_json
 from visattn.errors import OptionError, OutputError
 from visattn.training.config import Recipe, differences, read_config
@@ -76,7 +77,7 @@ def held(run: Path) -> Iterator[None]:
     try:
         check_output(run / _LOCK, overwrite=True)
         if not (run / CONFIG).exists() and any(not item.name.startswith(".") for item in run.iterdir()):
-            raise OutputError(f"{name}: holds files that do not belong to a run; choose another folder (-o/--output)")
+            raise OutputError(f"{name}: holds files that do not belong to a run; choose another folder{flag('output')}")
         with _locked(run):
             yield
     finally:
@@ -109,7 +110,7 @@ def _locked(run: Path) -> Iterator[None]:
             ours = False
         if not ours:
             raise OutputError(
-                f"{printable(str(run))}: another process is training here; wait for it, or choose another folder (-o/--output)"
+                f"{printable(str(run))}: another process is training here; wait for it, or choose another folder{flag('output')}"
             )
         try:
             for rest in run.glob(".visattn-*"):  # leftovers of a killed process
@@ -150,13 +151,13 @@ def check_same(run: Path, different: list[str]) -> None:
     """
     if different:
         way = (
-            "overwrite=True (--overwrite) to start again, because this run is finished"
+            f"{option('overwrite', True)} to start again, because this run is finished"
             if finished(run)
-            else "force=True (--force) to resume anyway"
+            else f"{option('force', True)} to resume anyway"
         )
         raise OptionError(
             f"{printable(str(run))}: was started with other settings: {'; '.join(different)}. "
-            f"Choose another folder (-o/--output), or pass {way}."
+            f"Choose another folder{flag('output')}, or pass {way}."
         )
 
 
@@ -185,7 +186,7 @@ def check_clear(run: Path) -> None:
     strange = sorted(item.name for item in run.iterdir() if not any(map(item.match, (*_FILES, *_FOLDERS))))
     if strange:
         raise OutputError(
-            f"{printable(str(run))}: holds {printable(strange[0])}, which would be lost; choose another folder (-o/--output)"
+            f"{printable(str(run))}: holds {printable(strange[0])}, which would be lost; choose another folder{flag('output')}"
         )
 
 

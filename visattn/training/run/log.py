@@ -17,6 +17,7 @@ from msgspec import Meta
 from visattn._support.checks import printable, shown
 from visattn._support.files import open_own, read_own, write_whole
 from visattn._support.json_files import decoded
+from visattn._support.language import flag
 from visattn._support.tables import to_csv
 from visattn.errors import CheckpointError, OutputError, ResourceError
 
@@ -52,7 +53,7 @@ class Log:
             if row is None or not all(_counted(row.get(key)) for key in needed):
                 raise CheckpointError(
                     f"{printable(str(self.path))}, line {number}: must be an object of numbers with {', '.join(needed)}, got "
-                    f"{shown(line.decode(errors='replace'))}. Restore the file, or start again in another folder (-o/--output)."
+                    f"{shown(line.decode(errors='replace'))}. Restore the file, or start again in another folder{flag('output')}."
                 )
         return stays
 
@@ -114,7 +115,7 @@ class Log:
         except OSError as error:
             cause = (error.strerror or str(error)).lower()
             raise OutputError(
-                f"{printable(str(self.path))}: cannot be read ({cause}); choose another folder (-o/--output)"
+                f"{printable(str(self.path))}: cannot be read ({cause}); choose another folder{flag('output')}"
             ) from error
 
     def to_csv(self, path: Path) -> Path:

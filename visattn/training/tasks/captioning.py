@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from visattn._support.checks import printable
 from visattn._support.extras import installed
 from visattn._support.files import check_output, write_whole
+from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
@@ -105,7 +106,7 @@ class Captioning(Task):
         count = config.train_count if part == "train" else config.test_count
         if config.root and config.data in SCENES:
             raise OptionError(
-                f"root needs a dataset of image files, got {config.data}, which is generated. Leave root (--root) out."
+                f"root needs a dataset of image files, got {config.data}, which is generated. Leave {option('root')} out."
             )
         root = Path(config.root) if config.root else None
         return load_captions(config.data, part, root=root, count=count or None, size=scenes_size(config))
@@ -118,7 +119,7 @@ class Captioning(Task):
             if not captions:
                 raise DataError(
                     f"{pictures.name(index)}: must have a caption of at most {self.config.max_length} words, got only longer ones. Raise "
-                    "max_length (--max-length), or leave the image out."
+                    f"{option('max_length')}, or leave the image out."
                 )
             known = known or any(set(self.targets.vocabulary.encode(caption)[:-1]) - {UNKNOWN} for caption in captions)
         if not known:
@@ -140,7 +141,7 @@ class Captioning(Task):
         if self.config.freeze:
             self.model.encoder.requires_grad_(False)
             if self.config.weights == "none":
-                warn("freeze (--freeze) keeps the random weights of the encoder. Pass weights (--weights)")
+                warn(f"{option('freeze')} keeps the random weights of the encoder. Pass {option('weights')}")
         return self.model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
@@ -271,6 +272,6 @@ def _begin_with(model: nn.Module, config: CaptionConfig) -> None:
     if other:
         raise WeightsError(
             f"{config.model}: {len(other)} tensors differ from the published ones ({printable(other[0])}, ...). Use the published "
-            "model_kwargs and img_size (--img-size), or pass weights='none' (--weights none)."
+            f"model_kwargs and {option('img_size')}, or pass {option('weights', 'none')}."
         )
     model.load_state_dict({name: published[name] for name in own})

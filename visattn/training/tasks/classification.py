@@ -15,6 +15,7 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
+from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.data import LabeledDataset, load_labeled
@@ -87,7 +88,7 @@ class Classification(Task):
         if config.freeze:
             self.still = freeze(model, config.freeze, head)
             if config.weights == "none":
-                warn("freeze (--freeze) keeps random weights. Pass weights (--weights)")
+                warn(f"{option('freeze')} keeps random weights. Pass {option('weights')}")
         self.groups = groups_of(config, head)
         return model
 
@@ -181,7 +182,7 @@ def _check_ram(config: Config) -> None:
     usual = Config()
     given = [name for name in ("mixup", "cutmix", "label_smoothing", "loss") if getattr(config, name) != getattr(usual, name)]
     if given:
-        flags = ", ".join(f"{name} (--{name.replace('_', '-')})" for name in given)
+        flags = ", ".join(map(option, given))
         raise OptionError(f"{_RAM} needs hard labels for its reward, and has a loss of its own. Leave out {flags}.")
 
 
@@ -194,7 +195,7 @@ def labeled(config: Config, split: Split) -> LabeledDataset:
     """
     if config.root and config.data not in PUBLISHED:
         raise OptionError(
-            f"root needs one of the datasets {', '.join(PUBLISHED)}, got {printable(config.data)}. Leave root (--root) out."
+            f"root needs one of the datasets {', '.join(PUBLISHED)}, got {printable(config.data)}. Leave {option('root')} out."
         )
     count = config.train_count if split == "train" else config.test_count
     root = Path(config.root) if config.root else None
@@ -243,6 +244,6 @@ def begin_with(model: nn.Module, config: Recipe) -> None:
     if len(other) > 2:
         raise WeightsError(
             f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...). "
-            "Use the published model_kwargs and img_size (--img-size), or pass weights='none' (--weights none)."
+            f"Use the published model_kwargs and {option('img_size')}, or pass {option('weights', 'none')}."
         )
     model.load_state_dict(fitting, strict=False)
