@@ -148,16 +148,15 @@ def test_texts_beside_the_photos_are_words_of_the_space(run: Run, photos: Path, 
 
 
 def test_a_photo_is_read_once_for_all_its_crops(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from visattn.data import sources
 
     read: list[Path] = []
-    original = sources.load_image
+    original = items.load_image
 
     def counted(path: str, **options: Any) -> Image.Image:
         read.append(Path(path))
         return original(path, **options)
 
-    monkeypatch.setattr("visattn.batch.sources.load_image", counted)
+    monkeypatch.setattr("visattn.batch.items.load_image", counted)
     code, _, err = run("embed", photos, *SMALL, "--crops", "3", "--layers", "blocks.1.*")
     assert code == 0, err
     assert [path.stem for path in read] == ["a", "b", "c", "d"]

@@ -97,7 +97,7 @@ def test_the_command_draws_one_figure(run: Run) -> None:
     asked = ["overlay", "scene:7", "--model", "scenes_cnn", "--method", "gradcam", "--layer", "all"]
     code, out, _ = run(*asked)
     assert code == 0
-    assert out.strip() == "scene7.gradcam.layer_all.png"
+    assert out.strip() == "scene7.scenes_cnn.gradcam.layer_all.png"
     with Image.open(out.strip()) as page:
         assert json.loads(page.info["visattn"])["parameters"]["layer"][-2:] == ["layer2", "layer3"]
     code, _, err = run(*asked, "--mass", "0.5", "-o", "other.png")

@@ -275,7 +275,7 @@ def test_missing_folder_is_an_output_error(tmp_path: Path) -> None:
 
 def test_existing_folder_is_an_output_error_and_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "out.png").mkdir()
-    with pytest.raises(OutputError, match=r"cannot be written \(is a directory\)"):
+    with pytest.raises(OutputError, match=r"is a folder, not a regular file; choose another name"):
         write_whole(tmp_path / "out.png", NEW)
     assert names(tmp_path) == ["out.png"]
 

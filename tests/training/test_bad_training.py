@@ -86,8 +86,9 @@ def all_finite(place: Path) -> bool:
 
 
 def test_nan_loss_stops_the_run_and_names_its_images(run: Run, poisoned: Callable[..., Config], tmp_path: Path) -> None:
-    file = written(poisoned("forward"), tmp_path / "recipe.toml")
-    code, out, err = run("train", "classify", "-q", "--config", file, "-o", "run")
+    config = poisoned("forward")
+    file = written(config, tmp_path / "recipe.toml")
+    code, out, err = run("train", "classify", "-q", "--config", file, "--model", config.model, "-o", "run")
     assert (code, out) == (4, "")
     assert "the loss is nan near step" in told(err)
     (row,) = rows(tmp_path / "run" / "nonfinite.jsonl")

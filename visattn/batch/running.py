@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from visattn._support.files import inside
 from visattn._support.types import MAX_BYTES
+from visattn._support.untrusted import inside
 from visattn.batch.items import Item
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.sources import Batches

@@ -19,13 +19,12 @@ Sample = tuple[float | None, ...]
 
 
 def sample_of(explanation: Explanation) -> Sample:
-    """Return the largest magnitude and the mean of a map, values at even distances, and the scores of its targets; None for NaN."""
+    """Return the largest magnitude and the mean of a map, and values at even distances; None for NaN."""
     values = explanation.map.values.detach().double().flatten().cpu()
     known = values[values.isfinite()]
     places = torch.linspace(0, max(len(values) - 1, 0), min(_COUNT, len(values))).round().long()
     facts = [float(known.abs().max()), float(known.mean())] if len(known) else []
-    scores = [float(score["score"]) for score in explanation.provenance.scores if "score" in score]
-    return tuple(_rounded(value) for value in (*facts, *values[places].tolist(), *scores))
+    return tuple(_rounded(value) for value in (*facts, *values[places].tolist()))
 
 
 def distance(before: Sequence[float | None], now: Sequence[float | None]) -> float:

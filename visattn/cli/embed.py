@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import check_output, check_own_folder
+from visattn._support.files import check_output
 from visattn._support.types import Criterion, Layout
+from visattn._support.untrusted import check_own_folder
 from visattn.cli.late import Command
 from visattn.cli.numbers import numbers_of
 from visattn.cli.options import files_read, model_options, output_options, photo_options, preparing, reading, refuse_beside

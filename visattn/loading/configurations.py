@@ -6,7 +6,6 @@ effect on the model are left out. Sizes are bounded, so that a small file cannot
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from visattn._support.checks import first_line, printable, shown
 from visattn._support.files import regular
+from visattn._support.json_files import decoded
 from visattn.errors import UnsupportedModel, WeightsError
 
 _BYTES = 20_000_000  # of a file of JSON: ten times the largest that is known, an index of 1000 parts
@@ -50,12 +50,10 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if regular(file).stat().st_size > _BYTES:
             raise WeightsError(f"{name}: has {file.stat().st_size:,} bytes, expected at most {_BYTES:,}; download it again.")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{name}: cannot be read as JSON ({first_line(error)}); download it again.") from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{name}: is not a configuration; download it again.")
-    return content
+        content = file.read_bytes()
+        return decoded(content, dict[str, Any], "it", lax=True)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{name}: cannot be read as a configuration ({first_line(error)}); download it again.") from error
 
 
 def harmless(settings: Mapping[str, Any], name: str, *, sizes: bool = True) -> dict[str, Any]:
