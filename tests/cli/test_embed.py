@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.cli.test_commands import TINY, Run, run
 from tests.pipeline.test_prompts import saved
+from visattn import load_image
 from visattn.cli.numbers import numbers_of
 from visattn.errors import OptionError
 
@@ -150,7 +151,7 @@ def test_texts_beside_the_photos_are_words_of_the_space(run: Run, photos: Path, 
 def test_a_photo_is_read_once_for_all_its_crops(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     read: list[Path] = []
-    original = items.load_image
+    original = load_image
 
     def counted(path: str, **options: Any) -> Image.Image:
         read.append(Path(path))
