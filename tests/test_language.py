@@ -1,4 +1,4 @@
-"""The same mistakes in Python and in the shell: each message speaks the language of its caller."""
+"""Mistakes made in Python and in the shell: each message speaks the language of its caller."""
 
 from __future__ import annotations
 
