@@ -292,7 +292,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "misspelled option": (lambda: explain(methd="rollout"), "explain has no option methd; did you mean method?"),
     "two spellings": (lambda: found().draw(alpha=0.3, opacity=0.4), "alpha and opacity are one option"),
     "bgr=True": (lambda: explain(bgr=True), r"images are RGB: pass image\[..., ::-1\]"),
-    "cuda=True": (lambda: explain(cuda=True), 'pass device="cuda"'),
+    "cuda=True": (lambda: explain(cuda=True), "pass device='cuda'"),
     "threshold": (lambda: found().draw(threshold=0.5), "the outline of the region that holds 60 % of the map is mass=0.6"),
     "opacity in percent": (lambda: found().draw(opacity=50), "opacity must be a number from 0 to 1, got 50"),
     "unknown color map": (lambda: found().draw(colormap="hot"), "unknown colormap 'hot'"),

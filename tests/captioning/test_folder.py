@@ -283,5 +283,5 @@ def test_classifier_and_captioner_folders_are_distinguished(tmp_path: Path) -> N
     folders.save(blueprint.build(), blueprint, tmp_path / "final")
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(tmp_path / "final")
-    with pytest.raises(WeightsError, match=r"holds a captioner, not a classifier; use visattn.captioning.load_captioner"):
+    with pytest.raises(WeightsError, match=r"holds a captioner, not a classifier; use visattn\.captioning\.load_captioner\.$"):
         folders.load(kept(tmp_path / "other"))

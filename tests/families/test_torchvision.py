@@ -74,7 +74,7 @@ def test_a_model_is_built_by_its_name_with_random_weights_of_a_seed() -> None:
     ("name", "message"),
     [
         ("tv:resnet51", "unknown model 'tv:resnet51'. Close matches: tv:resnet"),
-        ("tv:qqqqqq", "unknown model 'tv:qqqqqq'. Close matches: none; run `visattn list 'tv:*'`."),
+        ("tv:qqqqqq", "unknown model 'tv:qqqqqq'. Close matches: none; see visattn.loading.list_models('tv:*')."),
         ("tv:fasterrcnn_resnet50_fpn", "unknown model 'tv:fasterrcnn_resnet50_fpn'"),
         ("tv:resnet50.IMAGENET1K", "unknown weights 'IMAGENET1K' for tv:resnet50; available: IMAGENET1K_V1, IMAGENET1K_V2."),
         ("tv:res\nnet", "unknown model 'tv:res\\nnet'"),

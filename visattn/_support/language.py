@@ -21,11 +21,6 @@ def in_shell() -> Iterator[None]:
         _shell = before
 
 
-def speaks_shell() -> bool:
-    """Check whether messages speak the language of the shell."""
-    return _shell
-
-
 def worded(python: str, shell: str) -> str:
     """Return one of two texts, by the caller's language."""
     return shell if _shell else python

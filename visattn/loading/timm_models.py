@@ -91,7 +91,7 @@ def _check_name(name: str) -> None:
         import_module("visattn.models")  # registers our models with timm; imported only if needed
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_models(pretrained=True)
-        near = ", ".join(suggest(name, known)) or worded("none; see list_models()", "none; run `visattn list`")
+        near = ", ".join(suggest(name, known)) or worded("none; see visattn.loading.list_models()", "none; run `visattn list`")
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
 
 

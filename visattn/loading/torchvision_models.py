@@ -93,7 +93,7 @@ def _entry(name: str) -> tuple[str, Any]:
     known = models.list_models(module=models)
     if architecture not in known:
         near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or worded(
-            "none; see list_models('tv:*')", "none; run `visattn list 'tv:*'`"
+            "none; see visattn.loading.list_models('tv:*')", "none; run `visattn list 'tv:*'`"
         )
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
     entries: Any = models.get_model_weights(architecture)
