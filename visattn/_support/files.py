@@ -8,12 +8,14 @@ import os
 import shutil
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
 from visattn._support.checks import first_line, printable
 from visattn._support.language import flag, option
+from visattn._support.outside import folded
 from visattn.errors import OptionError, OutputError, ResourceError, VisattnError
 
 _UMASK = Lock()  # it can be read only by setting it
@@ -91,7 +93,7 @@ def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Ite
     """
     seen: set[str] = set()
     for path in paths:
-        whole = str(check_output(path, overwrite=overwrite, inputs=inputs).resolve()).casefold()  # some file systems ignore case
+        whole = folded(str(check_output(path, overwrite=overwrite, inputs=inputs).resolve()))
         if whole in seen:
             raise OutputError(
                 f"{printable(str(path))}: two results would be written to this file; choose another name for one of them"
@@ -159,9 +161,9 @@ def base_name(name: str) -> str:
 
 def result_names(inputs: Sequence[Path]) -> list[str]:
     """Return a unique name for the result of each input: its stem; if that is not unique, its name; else its name with a number."""
-    stems = [path.stem.casefold() for path in inputs]
-    names = [path.stem if stems.count(path.stem.casefold()) == 1 else path.name for path in inputs]
-    if len({name.casefold() for name in names}) < len(names):
+    stems = Counter(folded(path.stem) for path in inputs)
+    names = [path.stem if stems[folded(path.stem)] == 1 else path.name for path in inputs]
+    if len(set(map(folded, names))) < len(names):
         names = [f"{number}.{path.name}" for number, path in enumerate(inputs, start=1)]
     return names
 
