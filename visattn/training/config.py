@@ -100,13 +100,13 @@ class Recipe:
         choices=SCHEDULES,
     )
     min_lr: float = setting(
-        0.0, "Final learning rate. Only for schedule=cosine and linear.", only={"schedule": ("cosine", "linear")}
+        0.0, "Final learning rate. Only for --schedule cosine and linear.", only={"schedule": ("cosine", "linear")}
     )
     decay_epochs: float = setting(
-        30.0, "Epochs between two decays of the learning rate. Only for schedule=step.", only={"schedule": "step"}
+        30.0, "Epochs between two decays of the learning rate. Only for --schedule step.", only={"schedule": "step"}
     )
     decay_rate: float = setting(
-        0.1, "Factor of the learning rate at each decay. Only for schedule=step.", only={"schedule": "step"}
+        0.1, "Factor of the learning rate at each decay. Only for --schedule step.", only={"schedule": "step"}
     )
     clip_grad: float = setting(0.0, "Clip the gradient to this norm; 0: no clipping.")
     augment: str = setting(
@@ -121,16 +121,16 @@ class Recipe:
     )
     jitter: float = setting(
         -1.0,
-        "Color jitter: brightness, contrast and saturation change by up to this share; 0: off. -1: 0.4 for augment=imagenet on color "
+        "Color jitter: brightness, contrast and saturation change by up to this share; 0: off. -1: 0.4 for --augment imagenet on color "
         "images without auto_augment, else off.",
     )
     reprob: float = setting(0.0, "Probability of random erasing, which fills a rectangle with the mean color.")
     crop_scale: tuple[float, ...] = setting(
-        (0.08, 1.0), "Smallest and largest area of a random resized crop. Only for augment=imagenet.", only=_CROP, each=float
+        (0.08, 1.0), "Smallest and largest area of a random resized crop. Only for --augment imagenet.", only=_CROP, each=float
     )
     crop_ratio: tuple[float, ...] = setting(
         (0.75, 1.3333333333333333),
-        "Smallest and largest ratio of width to height of a random resized crop. Only for augment=imagenet.",
+        "Smallest and largest ratio of width to height of a random resized crop. Only for --augment imagenet.",
         only=_CROP,
         each=float,
     )

@@ -87,37 +87,39 @@ class CaptionConfig(Recipe):
     )
     estimator: str = setting(
         _USUAL.estimator,
-        "Gradient estimator of hard attention. Only for attention=hard.",
+        "Gradient estimator of hard attention. Only for --attention hard.",
         choices=get_args(Estimator),
         only=_HARD,
     )
     semi_sampling: float = setting(
         _USUAL.semi_sampling,
-        "Share of batches in which hard attention uses the expected context instead of a sample. Only for attention=hard.",
+        "Share of batches in which hard attention uses the expected context instead of a sample. Only for --attention hard.",
         only=_HARD,
     )
     reward: float = setting(
         _USUAL.reward,
-        "Weight of the REINFORCE term, the paper's lambda_r. Only for attention=hard and estimator=reinforce.",
+        "Weight of the REINFORCE term, the paper's lambda_r. Only for --attention hard and --estimator reinforce.",
         only=_DRAWN,
     )
     entropy: float = setting(
-        _USUAL.entropy, "Weight of the entropy term, the paper's lambda_e. Only for attention=hard.", only=_HARD
+        _USUAL.entropy, "Weight of the entropy term, the paper's lambda_e. Only for --attention hard.", only=_HARD
     )
     decay: float = setting(
         _USUAL.decay,
-        "Decay of the running mean that is the REINFORCE baseline. Only for attention=hard and estimator=reinforce.",
+        "Decay of the running mean that is the REINFORCE baseline. Only for --attention hard and --estimator reinforce.",
         only=_DRAWN,
     )
     cost: str = setting(
         _USUAL.cost,
         "REINFORCE cost of a caption: sum over its words, or mean over the steps of the batch's longest one. Only for "
-        "attention=hard and estimator=reinforce.",
+        "--attention hard and --estimator reinforce.",
         choices=get_args(Cost),
         only=_DRAWN,
     )
     temperature: float = setting(
-        1.0, "Temperature of Gumbel samples. Only for attention=hard and estimator=gumbel.", only=_HARD | {"estimator": "gumbel"}
+        1.0,
+        "Temperature of Gumbel samples. Only for --attention hard and --estimator gumbel.",
+        only=_HARD | {"estimator": "gumbel"},
     )
 
     def _check_ranges(self) -> None:
