@@ -7,7 +7,6 @@ node are killed in the middle.
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import sys
@@ -127,7 +126,7 @@ def differences(folder: Path, whole: Path) -> tuple[float, int]:
     here, there = files_of(folder), files_of(whole)
     assert here.keys() == there.keys()
     lines = [
-        sorted((path / "journal.jsonl").read_text().splitlines()[1:], key=lambda line: json.loads(line)[0])
+        sorted(line for line in (path / "journal.jsonl").read_text().splitlines() if line.startswith("["))
         for path in (folder, whole)
     ]
     assert lines[0] == lines[1]

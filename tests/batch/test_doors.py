@@ -17,17 +17,22 @@ import pytest
 from PIL import Image
 
 from tests.cli.test_commands import Run, run
-from visattn import load_image
+from visattn import load_image, load_map
 from visattn._support.files import check_output, write_whole
 from visattn._support.outside import fault_of, folded
-from visattn.batch import items_of
-from visattn.errors import ImageError, OutputError
+from visattn.batch import archives, items_of
+from visattn.errors import ImageError, MapError, OutputError
+from visattn.images.loading import bounded
 
 __all__ = ["run"]
 
 CANARY = "from pathlib import Path\nPath(__file__).with_name('RAN').touch()\ndef f():\n    return []\n"
 MODEL = "--model", "own.py:vit", "--method", "rollout", "--opacity", "0", "--no-marks"
-OWN = "import timm\ndef vit():\n    return timm.create_model('vit_tiny_patch16_224', depth=1, img_size=32)\n"
+OWN = """import timm, torch
+def vit():
+    torch.manual_seed(0)
+    return timm.create_model('vit_tiny_patch16_224', depth=1, img_size=32)
+"""
 
 
 def png(color: str | tuple[int, int, int] = "red") -> bytes:
@@ -308,8 +313,8 @@ def test_bad_inputs_beside_a_good_one_are_one_input_each(place: Path, run: Run) 
     assert code == 1, err
     assert len(lines) == len(inputs) - 1 + 6, err
     assert "internal error" not in err
-    journal = [json.loads(line) for line in (place / "out" / "journal.jsonl").read_text().splitlines()[1:]]
-    assert sum(bool(entry[5]) for entry in journal) == len(lines)
+    journal = map(json.loads, (place / "out" / "journal.jsonl").read_text().splitlines())
+    assert sum(bool(entry[5]) for entry in journal if isinstance(entry, list)) == len(lines)
     assert (place / "out" / "good.rollout.png").exists()
 
 
@@ -465,3 +470,78 @@ def test_every_save_of_python_replaces_by_default_and_can_refuse() -> None:
 
     functions = (Explanation.save, Explanation.save_map, Study.save, Study.save_html, save_html, save_npz, explain_video)
     assert {inspect.signature(function).parameters["overwrite"].default for function in functions} == {True}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_and_maps_that_are_unpacked_without_a_bound_are_refused(method: int, place: Path) -> None:
+    with zipfile.ZipFile(place / "x.zip", "w", method) as packed:
+        packed.writestr("a.png", png() + bytes(2**20))
+    with pytest.raises(ImageError, match=r"x.zip/a.png: is packed by a method that is not read"):
+        items_of([place / "x.zip"])
+    with zipfile.ZipFile(place / "x.npz", "w", method) as packed:
+        packed.writestr("facts.npy", bytes(2**20))
+        packed.writestr("values.npy", bytes(2**20))
+    with pytest.raises(MapError, match="is packed by a method that numpy does not write"):
+        load_map(place / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["journal.old.jsonl/a.png", ".journal.jsonl.files/a.png"])
+def test_names_of_the_journal_are_no_names_of_images(name: str, place: Path, run: Run) -> None:
+    with zipfile.ZipFile(place / f"{Path(name).parts[0]}.zip", "w") as packed:
+        packed.writestr("a.png", png())
+    (place / "more").mkdir()
+    (place / "more" / "good.png").write_bytes(png())
+    inputs = [f"{Path(name).parts[0]}.zip", "more"]
+    if not name.startswith("."):
+        (place / "more" / Path(name).parent).mkdir()
+        (place / "more" / name).write_bytes(png())
+    for kept in (0, 1):
+        code, _, err = run("batch", *inputs, *MODEL, "--batch-size", "1", "-o", "out")
+        assert code == 1, err
+        assert "its name is that of the journal of a run. Rename it." in err
+        assert ("1 from an earlier run" in err) == bool(kept)
+    assert sorted(path.name for path in (place / "out").iterdir()) == ["good.rollout.png", "journal.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "line", ["zip://a**b.png::x.zip", "http://[abc/x.jpg", "http://127.0.0.1:1/x/.", "http://127.0.0.1:1/a%00b.png"]
+)
+def test_a_line_that_cannot_be_parsed_leaves_the_others(line: str, place: Path, run: Run) -> None:
+    (place / "list.txt").write_text(f"{line}\nphotos/good.png\n")
+    code, _, err = run("batch", "list.txt", *MODEL, "-o", "out")
+    assert code == 1, err
+    assert len([text for text in err.splitlines() if "error" in text]) == 1
+    assert (place / "out" / "good.rollout.png").exists()
+    code, _, err = run("batch", line, "photos/good.png", *MODEL, "-o", "alone")
+    assert code == 1, err
+
+
+def test_a_stream_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trickle(io.BytesIO):
+        def read1(self, size: int | None = -1) -> bytes:
+            clock[0] += 2.0
+            return self.read(1)
+
+    clock = [0.0]
+    monkeypatch.setattr("visattn.images.loading.time.monotonic", lambda: clock[0])
+    with pytest.raises(ImageError, match="x: answers too slowly, below 1 kB a second"):
+        bounded(Trickle(bytes(10**6)), 2**20, "x")
+    assert clock[0] < 30
+
+
+def test_lines_that_name_members_read_the_directory_of_an_archive_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(place / "x.tar", "w") as archive:
+        for number in range(20):
+            archive.addfile(_sized(f"{number}.png", png()), io.BytesIO(png()))
+    (place / "list.txt").write_text("".join(f"tar://{number}.png::x.tar\n" for number in range(20)))
+    items, opened, whole = items_of(["list.txt"]), [0], archives._of_tar
+    monkeypatch.setattr(archives, "_of_tar", lambda *given: opened.__setitem__(0, opened[0] + 1) or whole(*given))
+    assert {item.photo().getpixel((0, 0)) for item in items} == {(255, 0, 0)}
+    assert opened == [1]
+
+
+def test_names_of_dots_stay_names(place: Path) -> None:
+    for name in ("..jpg", "...png", "a..png"):
+        (place / name).write_bytes(png())
+    names = [item.name for item in items_of([place / "..jpg", place / "...png", place / "a..png"])]
+    assert names == ["..jpg", "...png", "a."]

@@ -296,7 +296,11 @@ def test_nothing_else_is_replaced(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     checked([tmp_path / "a.png"], out)
-    (out / "a.rollout.png").write_bytes(b"of a run that was killed")
+    (out / "a.rollout.png").write_bytes(b"of somebody else")
+    with pytest.raises(OutputError, match=r"out/a.rollout.png: exists already, and no journal of this run names it"):
+        checked([tmp_path / "a.png"], out)
+    with Journal(out / "journal.jsonl", {}) as journal:
+        journal.intend(["a.rollout.png"])  # of a run that was killed
     checked([tmp_path / "a.png"], out)
     with Journal(out / "journal.jsonl", {}) as journal:
         journal.add([Entry(0, str(tmp_path / "a.png"), "a", "12", {"a.rollout.png": "1", "maps/00000000.rollout.tar": "2"})])

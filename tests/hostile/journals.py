@@ -126,7 +126,10 @@ def finished(words: tuple[str, ...]) -> Path:
         cwd=work,
         check=True,
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))),
+        },
     )
     return work
 

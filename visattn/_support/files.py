@@ -35,13 +35,30 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
     Raises:
         OutputError: If `path` is an input or a folder, exists without `overwrite`, or its folder cannot be created.
     """
+    return _checked(path, overwrite, _places(inputs))
+
+
+def _places(paths: Iterable[Path]) -> frozenset[object]:
+    """Return the paths of files and, of those that exist, their places on the disk."""
+    listed = list(paths)
+    return frozenset([*listed, *(place for place in map(_place, listed) if place)])
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.stat()
+    except (OSError, ValueError):
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def _checked(path: Path, overwrite: bool, inputs: frozenset[object]) -> Path:
     name = printable(str(path))
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()  # raises for an invalid name, for which exists() only returns False
-        for source in inputs:
-            if path == source or (path.exists() and source.exists() and path.samefile(source)):
-                raise OutputError(f"{name}: the output is the input itself; choose another name{flag('output')}")
+        if path in inputs or _place(path) in inputs:
+            raise OutputError(f"{name}: the output is the input itself; choose another name{flag('output')}")
         if path.is_dir():
             raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
         check_replaceable(path)
@@ -92,8 +109,9 @@ def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Ite
         OutputError: If `check_output` raises it, or two outputs have the same name.
     """
     seen: set[str] = set()
+    places = _places(inputs)
     for path in paths:
-        whole = folded(str(check_output(path, overwrite=overwrite, inputs=inputs).resolve()))
+        whole = folded(str(_checked(path, overwrite, places).resolve()))
         if whole in seen:
             raise OutputError(
                 f"{printable(str(path))}: two results would be written to this file; choose another name for one of them"

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Any
 
 
-def option(default: Any, text: str, *, metavar: str | None = None, least: int | None = None) -> Any:  # noqa: ANN401 - of any type
+def option(default: Any, text: str, *, metavar: str | None = None, least: int | None = None, decides: bool = True) -> Any:  # noqa: ANN401 - of any type
     """Create a dataclass field with metadata for the command line.
 
     Args:
@@ -14,5 +14,6 @@ def option(default: Any, text: str, *, metavar: str | None = None, least: int | 
         text: One line for `--help`.
         metavar: Placeholder of the value in `--help`.
         least: Smallest number that the command line accepts.
+        decides: Whether results depend on it.
     """
-    return field(default=default, metadata={"help": text, "metavar": metavar, "least": least})
+    return field(default=default, metadata={"help": text, "metavar": metavar, "least": least, "decides": decides})

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn._support.outside import fault_of, relative
-from visattn.batch.items import Named, refused
+from visattn.batch.items import Content, Named, refused
 from visattn.errors import ImageError
 from visattn.images import FORMATS
 from visattn.images.folders import endings_of_photos
@@ -152,16 +152,19 @@ def _of_zip(file: Path, members: _Members) -> Iterator[Named]:
     for number, info in enumerate(infos):
         if info.is_dir() or not members.is_photo(info.orig_filename):
             continue
-        mode = stat.S_IFMT(info.external_attr >> _UNIX)
-        fault = (
-            "is encrypted"
-            if info.flag_bits & _ENCRYPTED
-            else None
-            if mode in (0, stat.S_IFREG)
-            else "is a link or a special file"
-        )
+        fault = _fault_of_member(info)
         source, name, why = members.admitted(info.orig_filename, fault)
         yield refused(source, why) if why else Named(source, name, partial(_zip_member, file, number, info.filename))
+
+
+def _fault_of_member(info: zipfile.ZipInfo) -> str | None:
+    if info.flag_bits & _ENCRYPTED:
+        return "is encrypted"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others are unpacked without a bound
+        return "is packed by a method that is not read; pack it by deflate"
+    if stat.S_IFMT(info.external_attr >> _UNIX) not in (0, stat.S_IFREG):
+        return "is a link or a special file"
+    return None
 
 
 def _zip_member(file: Path, number: int, name: str, max_bytes: int) -> bytes:
@@ -198,11 +201,22 @@ def named_member(file: Path, name: str, kind: str, max_bytes: int) -> bytes:
     Raises:
         ImageError: If there is none, there are several, or it cannot be read.
     """
-    content = in_archive(file, lambda member: member == name, kind)[0].content
-    assert content is not None  # noqa: S101 - of a member
+    try:
+        facts = regular(file).stat()
+    except (OSError, ValueError) as error:
+        unread = _unread(printable(str(file)), error)
+        raise unread from error
+    content = _by_name(file, kind, facts.st_ino, facts.st_mtime_ns, facts.st_size).get(f"{file}/{name}")
+    if content is None:
+        raise ImageError(f"{printable(str(file))}/{printable(name)}: is no photo of this archive. Check the line.")
     read = content(max_bytes)
     assert isinstance(read, bytes)  # noqa: S101 - of an archive
     return read
+
+
+@lru_cache(_OPEN)
+def _by_name(file: Path, kind: str, *_facts: int) -> dict[str, Content]:
+    return {image.source: image.content for image in in_archive(file, kind=kind) if image.content is not None}
 
 
 def _unread(shown: str, error: Exception) -> ImageError:

@@ -72,6 +72,16 @@ class Head(msgspec.Struct, forbid_unknown_fields=True):
     changed: list[str] = []
 
 
+class Intent(msgspec.Struct, forbid_unknown_fields=True):
+    """Line before the files of a batch are written: a run that is killed leaves no file that no journal names.
+
+    Attributes:
+        writes: The files, relative to the output folder.
+    """
+
+    writes: list[str]
+
+
 class _Content(NamedTuple):
     """Content of a journal.
 
@@ -80,12 +90,14 @@ class _Content(NamedTuple):
         known: Last entry of each image.
         since: Numbers of the images that were entered since the settings were stated.
         damaged: Lines that cannot be read, counted from 1.
+        intended: Files that a run was about to write.
     """
 
     head: Head
     known: dict[int, Entry]
     since: set[int]
     damaged: list[int]
+    intended: set[str]
 
 
 class Journal:
@@ -205,6 +217,10 @@ class Journal:
         if not self._stated:
             self._append([])
 
+    def intend(self, files: Iterable[str]) -> None:
+        """Note the files of a batch before they are written."""
+        self._append([json.dumps({"writes": sorted(files)})])
+
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
         some = list(entries)
@@ -282,6 +298,15 @@ def entries_of(path: Path) -> dict[int, Entry]:
     return _parsed(printable(str(path)), whole).known if newline else {}
 
 
+def files_of(path: Path) -> set[str]:
+    """Return all files that a journal names: those that were written, and those that were about to be."""
+    whole, newline, _ = _read(path).rpartition(b"\n")
+    if not newline:
+        return set()
+    content = _parsed(printable(str(path)), whole)
+    return content.intended.union(*(entry.outputs for entry in content.known.values()))
+
+
 def other_lists(journal: Path, images: Sequence[str]) -> Iterator[str]:
     """Find other parts of a run that were computed from another list of images, as when files were still being copied.
 
@@ -313,8 +338,11 @@ def _parsed(name: str, whole: bytes) -> _Content:
     known: dict[int, Entry] = {}
     since: set[int] = set()
     damaged: list[int] = []
+    intended: set[str] = set()
     for number, line in enumerate(others, start=2):
-        if line.startswith(b"{") and (later := _as(line, Head)):
+        if line.startswith(b'{"writes"') and (intent := _as(line, Intent)):
+            intended |= set(intent.writes)
+        elif line.startswith(b"{") and (later := _as(line, Head)):
             head, since = later, since if not later.changed else set()
         elif (entry := _as(line, Entry)) and not any(map(fault_of, entry.outputs)):
             known.pop(entry.number, None)
@@ -323,7 +351,7 @@ def _parsed(name: str, whole: bytes) -> _Content:
                 since.add(entry.number)
         else:
             damaged.append(number)
-    return _Content(head, known, since, damaged)
+    return _Content(head, known, since, damaged, intended)
 
 
 def _as(line: bytes, kind: type[_T]) -> _T | None:

@@ -80,6 +80,8 @@ class Ledger:
         for first in self._batches.first(len(self._items)):
             some = self._items[first : first + self._batches.size]
             if not self._is_done(some, first):
+                if self._wanted:
+                    self._journal.intend(file for item in some for file in self._wanted.names(item.name, first))
                 yield Batch(first, some)
                 continue
             self.outcome = self.outcome._replace(kept=self.outcome.kept + len(some))
@@ -101,15 +103,10 @@ class Ledger:
             entry = self._journal.known.get(number)
             if entry is None or entry.error or (entry.image, entry.name) != (item.source, item.name):
                 return False
-            if self._wanted and entry.outputs.keys() != {
-                *self._wanted.of_image(item.name).values(),
-                *self._wanted.of_batch(first).values(),
-            }:
+            if self._wanted and entry.outputs.keys() != self._wanted.names(item.name, first):
                 return False
-            if (
-                not all(self._is_whole(*output) for output in entry.outputs.items())
-                or item.digest(self._max_bytes) != entry.sha256
-            ):
+            whole = all(self._is_whole(*output) for output in entry.outputs.items())
+            if not whole or item.digest(self._max_bytes) != entry.sha256:
                 return False
         return not self._gone(first + len(some))
 

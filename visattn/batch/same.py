@@ -11,8 +11,8 @@ from visattn._support.checks import printable
 from visattn._support.language import flag
 from visattn.batch.journal import Journal
 from visattn.batch.running import Ledger
-from visattn.batch.sampling import TOLERANCE, distance
-from visattn.batch.settings import differences
+from visattn.batch.sampling import SAME, TOLERANCE, distance
+from visattn.batch.settings import NUMBERS, differences
 from visattn.batch.work import Work, sample_anew
 from visattn.errors import OutputError, VisattnError
 
@@ -37,6 +37,7 @@ def check_model(model: nn.Module, ledger: Ledger, journal: Journal, work: Work, 
     kept = ledger.first_kept()
     versions = differences(journal.before, journal.now) if journal.before else []
     made_by = f" ({', '.join(versions)})" if versions else ""
+    tolerance = SAME if any(text.startswith(NUMBERS) for text in versions) else TOLERANCE
     if kept is None:
         return
     item, entry = kept
@@ -47,9 +48,9 @@ def check_model(model: nn.Module, ledger: Ledger, journal: Journal, work: Work, 
         change = f"the map of {shown} {how}"
     except VisattnError as error:
         other, change = math.inf, f"{shown} cannot be explained any more: {error}"
-    if other <= TOLERANCE:
+    if other <= tolerance:
         if versions:
-            yield f"results of an earlier run are kept{made_by}: its first image is equal within {TOLERANCE:g} of the largest value"
+            yield f"results of an earlier run are kept{made_by}: its first image is equal within {tolerance:g} of the largest value"
         return
     if not accept:
         raise OutputError(

@@ -12,6 +12,7 @@ from visattn.pipeline.explanation import Explanation
 TOLERANCE = (
     1e-3  # of the largest value: processors and versions of libraries differ in the last bits, and large scores amplify them
 )
+SAME = 1e-5  # of the largest value, on one machine: a batch differs from one image in the last bits
 _COUNT = 16
 _DIGITS = 7
 

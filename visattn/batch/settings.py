@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from visattn.loading.weights import state_digest
 from visattn.provenance import versions
 
 DECIDES_NOTHING = {"decides": False}  # metadata of a field on which no file depends
+NUMBERS = "modules."  # prefix of the entries with numbers that modules keep
 ALL = "all modules"  # entry with the digest of all
 _LONGEST = 400  # letters of a value; of a longer one, the digest is kept
+_ADDRESS = re.compile(r" at 0x\w+")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -43,6 +45,7 @@ def settings_of(request: Any, model: nn.Module, name: str, batch_size: int) -> d
         "batch_size": batch_size,
         "model": printable(name),
         "weights": state_digest(model),
+        "buffers": _buffers(model),
         "input": {
             **plain(spec.stated()),
             "interpolation": plain(spec.interpolation),
@@ -53,9 +56,14 @@ def settings_of(request: Any, model: nn.Module, name: str, batch_size: int) -> d
 
 
 def maker(model: nn.Module) -> dict[str, str]:
-    """Return what may change the last bits of a result: versions, processor and device."""
+    """Return what may change results without being asked for: versions, processor, device, and numbers that modules keep.
+
+    A number such as `scale` decides what a model computes, another is a time or a counter; so a difference is not refused but compared
+    (see `same`).
+    """
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    return {**versions(), "python": platform.python_version(), "processor": _processor(), "device": device}
+    facts = {**versions(), "python": platform.python_version(), "processor": _processor(), "device": device}
+    return facts | {f"{NUMBERS}{name}": text for name, text in _grouped(model, _attributes).items() if text}
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
@@ -75,17 +83,20 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 
 def structure_of(model: nn.Module) -> dict[str, str]:
-    """Return what each module of a model is: its class, its own `repr`, and plain attributes such as `eps` or `scale`.
+    """Return what each module of a model is: its class and its own `repr`, which names `eps`, sizes and strides.
 
     Modules whose names differ by numbers alone, such as `blocks.3.norm1`, are one entry if they are alike.
     """
+    every = "\n".join(f"{name}: {_described(module)}" for name, module in model.named_modules())
+    digest = hashlib.sha256(every.encode("utf-8", "surrogatepass")).hexdigest()
+    return {**_grouped(model, _described), ALL: digest}
+
+
+def _grouped(model: nn.Module, facts_of: Callable[[nn.Module], str]) -> dict[str, str]:
     alike: dict[str, dict[str, None]] = {}
-    every = hashlib.sha256()
     for name, module in model.named_modules():
-        description = _described(module)
-        every.update(f"{name}: {description}\n".encode("utf-8", "surrogatepass"))
-        alike.setdefault(re.sub(r"\d+", "*", name), {})[description] = None
-    return {**{name: _brief(" | ".join(kinds)) for name, kinds in alike.items()}, ALL: every.hexdigest()}
+        alike.setdefault(re.sub(r"\d+", "*", name), {})[facts_of(module)] = None
+    return {name: _brief(" | ".join(filter(None, texts))) for name, texts in alike.items()}
 
 
 def _described(module: nn.Module) -> str:
@@ -93,22 +104,30 @@ def _described(module: nn.Module) -> str:
         own = module.extra_repr()
     except Exception:  # of a foreign class
         own = ""
-    facts = {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and _is_plain(value)
-    }
-    return f"{type(module).__qualname__}({own}) " + " ".join(f"{name}={value!r}" for name, value in sorted(facts.items()))
+    return f"{type(module).__qualname__}({_ADDRESS.sub('', own)})"
 
 
-def _is_plain(value: Any) -> bool:  # noqa: ANN401
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (*_PLAIN, torch.dtype))
+def _attributes(module: nn.Module) -> str:
+    facts = {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "training"}
+    return " ".join(f"{name}={value!r}" for name, value in sorted(facts.items()) if _is_numeric(value))
+
+
+def _buffers(model: nn.Module) -> str:
+    """Return a digest of the buffers that are not among the weights."""
+    digest, saved = hashlib.sha256(), model.state_dict().keys()
+    for name, value in model.named_buffers():
+        if name not in saved:
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _is_numeric(value: Any) -> bool:  # noqa: ANN401
+    return all(map(_is_numeric, value)) if isinstance(value, (tuple, list)) else isinstance(value, (bool, int, float))
 
 
 def _without_addresses(value: Any) -> str:  # noqa: ANN401
-    return re.sub(r" at 0x\w+", "", repr(value))
+    return _ADDRESS.sub("", repr(value))
 
 
 def _brief(value: Any) -> Any:  # noqa: ANN401

@@ -7,6 +7,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from visattn._support.own_code import is_function
 from visattn.batch.archives import ARCHIVES, PACKED, in_archive, named_member
 from visattn.batch.datasets import of_function
 from visattn.batch.items import Item, Named, Refusal, fault_error, refused
+from visattn.batch.journal import FILES, SPARE
 from visattn.batch.remote import WILD, is_remote, local_archive, local_path, remote_file, remote_files
 from visattn.data.sources import as_file, named
 from visattn.errors import ImageError, OptionError, VisattnError
@@ -80,11 +82,20 @@ def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) 
             images.append(refused(given, errors[-1]))
     if not images:
         raise ImageError("no images were given. Pass files, folders, patterns or lists.")
+    images = [_without_ours(image) for image in images]
     refusals = [image.content for image in images if isinstance(image.content, Refusal)]
     if len(refusals) == len(images):
         raise errors[0] if errors else ImageError(refusals[0].text)
     names = iter(_unique([image.name for image in images if image.name.name]))
     return [Item(image.source, next(names) if image.name.name else "", image.content) for image in images]
+
+
+def _without_ours(image: Named) -> Named:
+    """Refuse an image whose results would lie in place of the journal, or in its folder of unfinished files."""
+    if image.name.parts and any(fnmatch(image.name.parts[0], pattern) for pattern in (FILES, SPARE)):
+        error = ImageError(f"{printable(image.source)}: its name is that of the journal of a run. Rename it.")
+        return refused(image.source, error)
+    return image
 
 
 def _of(given: str, but: Path | None) -> list[Named]:
@@ -100,7 +111,10 @@ def _of(given: str, but: Path | None) -> list[Named]:
     if is_remote(given):
         return remote_files(given, endings_of_photos())
     if "://" in given or named(given):
-        return [Named(given, Path(as_file(given).name))]
+        name = as_file(given).name
+        if fault := fault_of(name):
+            raise ImageError(f"{printable(given)}: the name '{printable(name)}' {fault}. Pass another address.")
+        return [Named(given, Path(name))]
     if any(letter in given for letter in WILD):
         return _fitting(given, None if but is None else but.resolve())
     raise ImageError(f"{printable(given)}: no such file; check the path")
@@ -159,7 +173,16 @@ def _in_list(file: Path) -> list[Named]:
     lines = [line.strip() for line in _lines(file, shown)]
     if not any(lines):
         raise ImageError(f"{shown}: lists no images. Write a path on each line.")
-    return [_listed(file, line, number) for number, line in enumerate(lines, start=1) if line]
+    return [_attempted_line(file, line, number) for number, line in enumerate(lines, start=1) if line]
+
+
+def _attempted_line(file: Path, line: str, number: int) -> Named:
+    """Return the image that a line of a list names; a line that a library cannot parse is one image that fails."""
+    try:
+        return _listed(file, line, number)
+    except Exception as error:
+        place = f"{file}, line {number}"
+        return refused(place, fault_error(place, error))
 
 
 def _lines(file: Path, shown: str) -> list[str]:
@@ -213,7 +236,7 @@ _SHOWN = 200  # letters of a line in messages
 def _unique(names: Sequence[Path]) -> list[str]:
     """Return a distinct name for each: without its ending, else with it, else with a number in front."""
     numbered = [str(name.with_name(f"{number}.{name.name}")) for number, name in enumerate(names, start=1)]
-    unique = [str(name.with_suffix("")) for name in names]
+    unique = [str(name.parent / ((name.stem.strip(".") and name.stem) or name.name)) for name in names]
     for longer in (list(map(str, names)), numbered):
         counts = Counter(map(folded, unique))
         unique = [name if counts[folded(name)] == 1 else other for name, other in zip(unique, longer, strict=True)]

@@ -15,7 +15,7 @@ from visattn._support.tables import STATISTICS
 from visattn._support.types import MapFormat
 from visattn.batch import statistics
 from visattn.batch.items import Item
-from visattn.batch.journal import Journal, entries_of, journals_in
+from visattn.batch.journal import Journal, entries_of, files_of, journals_in
 from visattn.batch.settings import DECIDES_NOTHING
 from visattn.batch.sources import Batches
 from visattn.errors import OutputError
@@ -60,6 +60,10 @@ class Wanted:
         every = {"packed": f"maps/{first:08}.{self.kind}.tar", "statistics": statistics.file_of(first)}
         return {what: file for what, file in every.items() if getattr(self, what)}
 
+    def names(self, name: str, first: int) -> set[str]:
+        """Return the names of all files of an image and of its batch."""
+        return {*self.of_image(name).values(), *self.of_batch(first).values()}
+
     def of_run(self) -> tuple[str, ...]:
         """Return the files of the whole run, relative to the folder."""
         return STATISTICS if self.statistics else ()
@@ -85,7 +89,7 @@ def check_outputs(
     given = {item.source for item in items}
     known = [entry for path in journals_in(wanted.folder) for entry in entries_of(path).values()]
     owners = {output: entry.image for entry in known for output in entry.outputs if entry.image not in given}
-    named = {output for entry in known for output in entry.outputs}
+    named = set().union(*map(files_of, journals_in(wanted.folder)))
     place = os.path.abspath(wanted.folder)  # noqa: PTH100
     for file, of in _files(wanted, items, batches):
         path = f"{place}{os.sep}{file}"
@@ -93,9 +97,12 @@ def check_outputs(
             problem = "is an input of this run, and would be replaced"
         elif of == "image" and file in owners:
             problem = f"is of another image, {printable(owners[file])}, and would be replaced"
-        elif journal.new and not (of == "run" and known) and exists(Path(path)):
-            other = "is of another part of this run, which had another list of images or another number of parts"
-            problem = other if file in named else "exists already, and no journal of this run names it"
+        elif of == "run" and known:
+            continue
+        elif file not in named and exists(Path(path)):
+            problem = "exists already, and no journal of this run names it"
+        elif journal.new and exists(Path(path)):
+            problem = "is of another part of this run, which had another list of images or another number of parts"
         else:
             continue
         raise OutputError(f"{printable(str(wanted.folder / file))}: {problem}. Choose another folder{flag('output')}.")

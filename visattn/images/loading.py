@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import stat
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ LARGEST = 178_956_970  # Pillow itself refuses larger images
 BACKGROUND = (255, 255, 255)  # color behind transparent pixels
 _FACTS = "visattn image"
 _PART, _MEGA = 2**24, 10**6  # bytes that are read at once, and in a megabyte
+_PATIENCE, _SLOWEST = 20.0, 1000  # seconds after which a stream must have given so many bytes for each second
 _SIGNATURES = (
     b"\x89PNG",
     b"\xff\xd8\xff",
@@ -226,12 +228,16 @@ def bounded(stream: IO[bytes], max_bytes: int, name: str) -> bytes:
     """Read a stream to its end, in parts, and no further than the limit.
 
     Raises:
-        ImageError: If it has more bytes.
+        ImageError: If it has more bytes, or they come too slowly.
     """
-    parts, left = [], max_bytes + 1
-    while left and (part := stream.read(min(left, _PART))):
+    parts, left, began = [], max_bytes + 1, time.monotonic()
+    read = getattr(stream, "read1", stream.read)  # of a connection: what has come
+    while left and (part := read(min(left, _PART))):
         parts.append(part)
         left -= len(part)
+        seconds = time.monotonic() - began
+        if seconds > _PATIENCE and max_bytes + 1 - left < seconds * _SLOWEST:
+            raise ImageError(f"{name}: answers too slowly, below {_SLOWEST / 1000:g} kB a second; try again, or download it")
     if not left:
         refused = too_large(name, max_bytes)
         raise refused

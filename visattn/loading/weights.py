@@ -155,7 +155,7 @@ def state_digest(model: nn.Module) -> str:
     """Return a sha256 of the names and values of all weights of a model."""
     found = hashlib.sha256()
     for name, value in model.state_dict().items():
-        found.update(name.encode())
+        found.update(f"{name} {getattr(value, 'dtype', '')} {tuple(getattr(value, 'shape', ()))}\n".encode())
         if isinstance(value, Tensor):
             found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -119,6 +119,8 @@ def read(stream: IO[bytes]) -> tuple[Facts, NDArray[np.float32]] | NDArray[np.fl
     if stream.read(6) == np.lib.format.MAGIC_PREFIX:
         return _array(stream, dimensions=2)
     with zipfile.ZipFile(stream) as archive:
+        if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
+            raise ValueError("it is packed by a method that numpy does not write, whose size has no bound")
         info = archive.getinfo("facts.npy")
         if info.file_size > _MOST_TEXT:
             raise ValueError(f"its facts take {info.file_size:,} bytes, more than {_MOST_TEXT:,}")

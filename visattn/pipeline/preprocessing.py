@@ -70,8 +70,8 @@ class Preprocessing:
     std: Sequence[float] | None = option(None, "Standard deviation of each channel, likewise.")
     transform: Callable[..., Any] | None = None
     color_profile: ColorProfile = option("convert", "Treatment of the photo's ICC profile: convert (to sRGB) or ignore.")
-    max_pixels: int = option(MAX_PIXELS, "Refuse photos with more pixels than this.", least=1)
-    max_bytes: int = option(MAX_BYTES, "Refuse files and members of archives with more bytes than this.", least=1)
+    max_pixels: int = option(MAX_PIXELS, "Refuse photos with more pixels than this.", least=1, decides=False)
+    max_bytes: int = option(MAX_BYTES, "Refuse files and members of archives with more bytes than this.", least=1, decides=False)
     rgb: Sequence[int] | None = None  # no command-line option: files have only three channels
 
     __repr__ = brief
