@@ -21,7 +21,8 @@ class Result:
         status: Exit status.
         minutes: Minutes that it took.
         commit: Commit of the checkout, with `+` if files were changed.
-        machine: Processor and versions.
+        machine: Processor.
+        libraries: Versions of Python and of the libraries that decide numbers and pictures.
         day: Day on which it ended.
         output: Its last lines.
         read: Digest of each file of the project that it read, and of the names in each folder that it listed.
@@ -33,16 +34,19 @@ class Result:
     minutes: float
     commit: str
     machine: str
+    libraries: Mapping[str, str]
     day: str
     output: tuple[str, ...]
     read: Mapping[str, str]
 
-    def state(self, command: str, tree: Tree) -> str:
-        """Return `ok`, or why the proof must run: it failed, its command is another, or a file that it read has changed."""
+    def state(self, command: str, tree: Tree, libraries: Mapping[str, str]) -> str:
+        """Return `ok`, or why the proof must run: it failed, or its command, a library or a file that it read is another."""
         if self.status:
             return f"failed (status {self.status})"
         if self.command != command:
             return "another command"
+        if others := [name for name in {**self.libraries, **libraries} if self.libraries.get(name) != libraries.get(name)]:
+            return f"another {others[0]}"
         other = changed(self.read, tree)
         return f"changed: {other[0]}{f' and {len(other) - 1} more' if other[1:] else ''}" if other else "ok"
 

@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import date
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ from evidence.tree import Tree, changed, part, read_by, tree_of
 
 WATCH = Path(__file__).parent / "watch"
 _LAST = 40  # lines of output that are kept
+_LIBRARIES = "torch", "torchvision", "timm", "transformers", "numpy", "pillow", "opencv-python", "msgspec"
+_NATIVE = (".safetensors",)
 _HOURS = 4.0  # for all proofs together
 
 
@@ -51,7 +55,7 @@ class Evidence:
 
     def run(self, names: Sequence[str]) -> None:
         """Run those of the proofs whose result is not kept. Proofs on one thread run beside each other, the others follow one by one."""
-        tree = tree_of(self._root)
+        tree = self._tree()
         missing = [name for name in names if self._state(name, tree) != "ok"]
         beside = [name for name in missing if not self._proofs[name].alone]
         previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -74,7 +78,7 @@ class Evidence:
 
     def table(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the lines of the table, and the names of proofs without a result for this tree."""
-        tree, lines, missing, total = tree_of(self._root), [], [], 0.0
+        tree, lines, missing, total = self._tree(), [], [], 0.0
         for name in names:
             result, state = kept(self._folder, name), self._state(name, tree)
             if state != "ok":
@@ -87,29 +91,32 @@ class Evidence:
             lines.append(f"they take more than {_HOURS:g} hours: draw large grids by a seed")
         return lines, missing
 
+    def _tree(self) -> dict[str, str]:
+        return tree_of(self._root, self._folder.resolve())
+
     def _state(self, name: str, tree: Tree) -> str:
         result = kept(self._folder, name)
-        return "never run" if result is None else result.state(self._proofs[name].command, tree)
+        return "never run" if result is None else result.state(self._proofs[name].command, tree, _libraries())
 
     def _prove(self, name: str, threads: int | None = None) -> None:
         """Run one proof and keep its result, unless files that it read were changed meanwhile."""
         if self._stopped.is_set():
             return
-        proof, before, started = self._proofs[name], tree_of(self._root), time.perf_counter()
+        proof, before, started = self._proofs[name], self._tree(), time.perf_counter()
         print(f"== {name}: began", flush=True)
         with tempfile.TemporaryDirectory() as place:
             log = Path(place, "read")
             status, output = self._executed(proof.command, log, threads)
-            read = before.keys() if proof.whole else read_by(log, self._root, before)
+            read = set(before) if proof.whole else read_by(log, self._root, before) | _always(before)
         minutes = (time.perf_counter() - started) / 60
         if self._stopped.is_set():
             return
-        edited = changed(part(before, read), tree_of(self._root))
+        edited = changed(part(before, read), self._tree())
         print(f"{output if threads else ''}== {name}: ended with status {status} after {minutes:.1f} min", flush=True)
         if edited:
             print(f"== {name}: not kept, as {edited[0]} was changed meanwhile", flush=True)
             return
-        facts = _commit(self._root), _machine(), date.today().isoformat(), tuple(output.splitlines()[-_LAST:])
+        facts = _commit(self._root), _machine(), _libraries(), date.today().isoformat(), tuple(output.splitlines()[-_LAST:])
         keep(self._folder, Result(name, proof.command, status, round(minutes, 2), *facts, part(before, read)))
 
     def _executed(self, command: str, log: Path, threads: int | None) -> tuple[int, str]:
@@ -172,4 +179,18 @@ def _machine() -> str:
         processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{os.cpu_count()} x {processor}, torch {version('torch')}, timm {version('timm')}"
+    return f"{os.cpu_count()} x {processor}"
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _always(tree: Tree) -> set[str]:
+    """Return what native code may read unseen, and the names in the root folder, where tools look for their settings."""
+    return {name for name in tree if name.endswith(_NATIVE)} | {"./", "pyproject.toml"} & tree.keys()

@@ -10,12 +10,18 @@ from pathlib import Path
 Tree = Mapping[str, str]
 
 
-def tree_of(root: Path) -> dict[str, str]:
-    """Return a digest for each file that git tracks or would track, and for the names in each folder (`FOLDER/`), relative to `root`."""
+def tree_of(root: Path, but: Path) -> dict[str, str]:
+    """Return a digest for each file that git tracks or would track, and for the names in each folder (`FOLDER/`), relative to `root`.
+
+    Args:
+        root: The checkout.
+        but: Folder that is left out: that of the results.
+    """
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True
     ).stdout
-    files = sorted({name for name in listing.decode(errors="surrogateescape").split("\0") if (root / name).is_file() and name})
+    files = sorted({name for name in listing.decode(errors="surrogateescape").split("\0") if name and (root / name).is_file()})
+    files = [name for name in files if but not in (root / name).parents]
     names: dict[str, list[str]] = {}
     for file in files:
         for inner, folder in zip((Path(file), *Path(file).parents), Path(file).parents, strict=False):

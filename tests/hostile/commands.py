@@ -154,7 +154,7 @@ def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
             [f"{flag}={values[0]}"] if flag.startswith("--") and option.nargs == 1 and rng.random() < 0.3 else [flag, *values]
         )
     if name in ("overlay", "heads", "caption") and "output" not in given and "filmstrip" not in given:
-        names = [f"{stem}.{kind}" for stem in ("p", "a", "b", "p.png") for kind in _KINDS]
+        names = [f"{stem}.*{kind}" for stem in ("p", "a", "b", "p.png") for kind in _KINDS]
         written += [
             f"{one}{choice}.png" for one in names for choice in ("", ".*")
         ]  # target, layer, head and query follow the kind

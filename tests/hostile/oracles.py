@@ -67,7 +67,7 @@ def _drawn(folder: Path) -> None:
     out.mkdir()
     for name, number in (("a", 1), ("b", 2)):
         (out / f"{name}.overlay.png").write_bytes(photo(number))
-    entries = [[0, "a.png", "a", "", ["a.overlay.png"], "", []], [1, "b.png", "b", "", ["b.overlay.png"], "", []]]
+    entries = [[number, f"{name}.png", name, "", {f"{name}.overlay.png": ""}, "", [], []] for number, name in enumerate("ab")]
     journal = "".join(f"{json.dumps(line)}\n" for line in [{"visattn batch": 1}, *entries])
     (out / "journal.jsonl").write_text(journal)
     case = Case("oracle", lambda _: [])

@@ -142,7 +142,7 @@ class Expected:
         if (
             error
             or not isinstance(image, str)
-            or not isinstance(outputs, list)
+            or not isinstance(outputs, dict)
             or not all(isinstance(name, str) for name in outputs)
         ):
             return []

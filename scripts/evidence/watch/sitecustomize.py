@@ -7,13 +7,12 @@ import os
 import sys
 
 _LOG, _ROOT = os.environ.get("VISATTN_EVIDENCE_LOG"), os.environ.get("VISATTN_EVIDENCE_ROOT", "")
-_WRITING = os.O_WRONLY | os.O_RDWR
 _IMPORTLIB = "<frozen importlib"  # lists folders to look for modules, and then opens those that it takes
 _noted: set[tuple[str, str]] = set()
 
 
 def _note(event: str, arguments: tuple[object, ...]) -> None:
-    if event not in ("open", "os.listdir", "os.scandir") or (event == "open" and int(arguments[2] or 0) & _WRITING):  # type: ignore[call-overload]
+    if event not in ("open", "os.listdir", "os.scandir") or (event == "open" and int(arguments[2] or 0) & os.O_WRONLY):  # type: ignore[call-overload]
         return
     if event != "open" and sys._getframe(1).f_code.co_filename.startswith(_IMPORTLIB):
         return
