@@ -131,7 +131,7 @@ def test_point_outside_the_photo_is_refused(y: float, x: float) -> None:
 def test_point_outside_the_crop_is_refused_with_the_visible_range() -> None:
     geometry = Geometry((100, 300), (100, 100), Box(0, 100, 100, 200))
     with pytest.raises(
-        OptionError, match=r"pixel 99,10 was cropped away: the model received x 100 to 200 and y 0 to 100.*--resize fit"
+        OptionError, match=r"pixel 99,10 was cropped away: the model received x 100 to 200 and y 0 to 100.*resize='fit'"
     ):
         geometry.patch_at(10, 99, (4, 4), Box(0, 0, 100, 100))
 

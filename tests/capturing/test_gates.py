@@ -212,7 +212,7 @@ def test_method_gates_chooses_a_layer() -> None:
 def test_method_gates_refuses_gates_of_channels() -> None:
     with pytest.raises(
         OptionError,
-        match=r"gate only channels, which cannot be drawn on the image\. Use evaluation\.gate_statistics \(visattn heads",
+        match=r"gate only channels, which cannot be drawn on the image\. Use visattn\.evaluation\.gate_statistics\.",
     ):
         gates(seen(ours.SqueezeExcite(3), torch.randn(1, 3, 6, 9)))
     with pytest.raises(OptionError, match="the network has no gates"):

@@ -63,7 +63,7 @@ def _strange_class(folder: Path) -> None:
         (
             lambda _: None,
             ("--batch-size", "14"),
-            r"a batch of 14 is more than the 13 images. Choose a smaller batch_size",
+            r"a batch of 14 is more than the 13 images. Choose a smaller --batch-size",
         ),
         (
             lambda _: None,
