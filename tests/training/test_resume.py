@@ -145,7 +145,9 @@ def test_second_signal_exits_at_once(data: Path, tmp_path: Path) -> None:
         with before_step(4, twice):
             return command("--config", file, "-o", run)
 
-    assert ended(fork(impatient, tmp_path / "log"), tmp_path / "log").code == -signal.SIGTERM
+    found = ended(fork(impatient, tmp_path / "log"), tmp_path / "log")
+    assert found.code == 128 + signal.SIGTERM
+    assert "stopped at step" not in found.text, "it did not wait for the end of the step"
 
 
 def test_signal_to_the_process_group_keeps_workers_until_the_save(data: Path, tmp_path: Path) -> None:
