@@ -501,7 +501,7 @@ def _tar_not(dice: random.Random) -> Archive:
             _packed([("g1.png", photo(1))]),
         ]
     )
-    return Archive(content, Expected(fails=True, may={1}), "tar")
+    return Archive(content, Expected(fails=content != photo(7), may={1, 7}), "tar")  # a list names a photo, whatever its ending
 
 
 def _tar_many(dice: random.Random) -> Archive:
@@ -530,7 +530,7 @@ def _zip(dice: random.Random, *hostile: tuple[str, bytes], comment: bytes = b"",
     members = [(name, photo(number)) for name, number in good.items()]
     for member in hostile:
         members.insert(dice.randint(0, len(members)), member)
-    content = _packed(members, dice.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2]), comment)
+    content = _packed(members, dice.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]), comment)
     return Archive(content, Expected(dict(good), **facts), "zip", dict(good))  # type: ignore[arg-type]
 
 
@@ -566,6 +566,9 @@ def _zip_encrypted(dice: random.Random) -> Archive:
 
 
 def _zip_methods(dice: random.Random) -> Archive:
+    if dice.random() < 0.3:  # methods that Python unpacks without a bound
+        packed = _packed([("h.png", photo(7))], dice.choice([zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
+        return Archive(packed, Expected(fails=True), "zip")
     method = struct.pack("<H", dice.choice([1, 6, 9, 12, 14, 93, 97, 99, 0xFFFF]))
     archive = _zip(dice, ("h.png", photo(7)), may={7})  # the method may be the true one
     return _edited(archive, b"h.png", (8, method), (10, method))

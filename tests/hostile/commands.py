@@ -91,7 +91,17 @@ QUICK = {"steps": "5", "samples": "5", "limit": "1"}  # options for which large 
 SLOW = {"img_size": ("32", "64", "16", "7", "0", "-1", "x")}
 COMMANDS = ("overlay", "overlay", "overlay", "heads", "heads", "stats", "caption", "batch", "batch", "video", "inspect", "list")
 LEFT_OUT = {"help", "debug", "engine"}  # a cluster takes minutes to start
-PRODUCTS = ("journal*.jsonl", "*.png", "*.npz", "*.attn", "*.csv", "*.json", "*.tar")  # of `batch`, in the output folder or below
+PRODUCTS = (
+    "journal*.jsonl",
+    "*.png",
+    "*.npz",
+    "*.attn",
+    "*.csv",
+    "*.json",
+    "*.tar",
+    "statistics",
+    "maps",
+)  # of `batch`, in the output folder or below
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:

@@ -141,7 +141,9 @@ def _judge(found: Outcome, work: Path, before: State, after: State, longest: flo
     allowed = [work / name for name in case.outputs]
     free = {place / "out", place / "err"}
     for path in sorted({*before, *after} - free):
-        named = any(path == one or one in path.parents or fnmatchcase(str(path), str(one)) for one in allowed)
+        named = any(
+            path == one or one in path.parents or path in one.parents or fnmatchcase(str(path), str(one)) for one in allowed
+        )
         if before.get(path) != after.get(path) and not named and place / "cache" not in path.parents:
             found.wrong.append(f"{_what(path, before, after)} {ascii(str(path.relative_to(place)))[1:-1]}")
     if found.code == 0:

@@ -22,7 +22,7 @@ from tests.hostile.photos import OUT, RUN, Expected, photo, place_of
 
 PHOTOS = {"p1.png": 1, "p2.png": 2, "sub/p3.png": 3}
 JOURNAL, SPARE = "journal.jsonl", ".journal.jsonl.files"
-FIELDS = ("number", "image", "name", "sha256", "outputs", "error", "warnings")
+FIELDS = ("number", "image", "name", "sha256", "outputs", "error", "warnings", "sample")
 OUTPUTS: tuple[Any, ...] = (
     ["../outside/victim"],
     ["OUTSIDE/victim"],
@@ -166,7 +166,9 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _lines(folder: Path) -> list[bytes]:
-    return (folder / OUT / JOURNAL).read_bytes().splitlines(keepends=True)
+    """Return the settings, the lines of images, and at the end those of files that were about to be written."""
+    first, *lines = (folder / OUT / JOURNAL).read_bytes().splitlines(keepends=True)
+    return [first, *sorted(lines, key=lambda line: not line.startswith(b"["))]
 
 
 def _edited(edit: Callable[[list[bytes], Path], list[bytes]]) -> Edit:
@@ -189,6 +191,8 @@ def _field(dice: random.Random, expected: Expected) -> Edit:
 
 def _outputs(dice: random.Random, _expected: Expected) -> Edit:
     value, which = dice.choice(OUTPUTS), dice.choice([1, 1, 1, 2, 3])
+    if isinstance(value, list) and all(isinstance(name, str) for name in value) and dice.random() < 0.7:
+        value = dict.fromkeys(value, dice.choice(["", "0" * 64]))
     return _edited(lambda lines, folder: [*lines[:which], _replaced(lines[which], "outputs", value, folder), *lines[which + 1 :]])
 
 
@@ -277,7 +281,7 @@ def _first_line(dice: random.Random, expected: Expected) -> Edit:
 def _many_lines(dice: random.Random, expected: Expected) -> Edit:
     expected.ends = True
     number = dice.choice([3, 10**6, -1, 2**70])
-    line = json.dumps([number, "photos/x.png", "x", "", ["../outside/victim"], "", []]).encode() + b"\n"
+    line = json.dumps([number, "photos/x.png", "x", "", {"../outside/victim": ""}, "", [], []]).encode() + b"\n"
     return _edited(lambda lines, _: [*lines, line * dice.choice([1, 2000])])
 
 

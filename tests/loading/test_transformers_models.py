@@ -127,7 +127,11 @@ def spoil(folder: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], Any], type[VisattnError], str]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), UnsupportedModel, r"has no config\.json"),
-    "configuration is no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "cannot be read as a configuration"),
+    "configuration is no JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        WeightsError,
+        "cannot be read as a configuration",
+    ),
     "no class is named": (lambda folder: settings(folder, architectures=None), UnsupportedModel, "names none"),
     "unknown class": (
         lambda folder: settings(folder, architectures=["NewViT"]),
