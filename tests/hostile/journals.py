@@ -185,7 +185,8 @@ def _replaced(line: bytes, field: str, value: Any, folder: Path) -> bytes:
 
 def _field(dice: random.Random, expected: Expected) -> Edit:
     field, value, which = dice.choice(FIELDS), dice.choice(VALUES), dice.randint(1, 3)
-    expected.ends = field == "image" and isinstance(value, str)  # the files are then those of an image that is not given
+    # the files are then those of an image that is not given, or the model computes something else than the journal says
+    expected.ends = (field == "image" and isinstance(value, str)) or field == "sample"
     return _edited(lambda lines, folder: [*lines[:which], _replaced(lines[which], field, value, folder), *lines[which + 1 :]])
 
 

@@ -219,7 +219,7 @@ class Journal:
 
     def intend(self, files: Iterable[str]) -> None:
         """Note the files of a batch before they are written."""
-        self._append([json.dumps({"writes": sorted(files)})])
+        self._append([json.dumps({"writes": sorted(set(files))})])
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
