@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from visattn._support.names import model_title
 from visattn._support.reprs import brief
 from visattn.geometry import Geometry
 
-__all__ = ["Provenance", "Sink", "sink_warning", "versions"]
+__all__ = ["Provenance", "Sink", "processor", "sink_warning", "versions"]
 
 
 class Sink(NamedTuple):
@@ -48,6 +50,16 @@ def _installed() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def processor() -> str:
+    """Return the name of this machine's processor, or of its architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 @dataclass(frozen=True)

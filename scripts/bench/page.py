@@ -7,7 +7,6 @@ import platform
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 
 from pages import folded
 
@@ -15,6 +14,7 @@ from bench.parts import PARTS
 from bench.parts.processes import ROOT, settings
 from bench.shared import THREADS
 from visattn._support.tables import Row, to_markdown
+from visattn.provenance import processor
 
 DOCS = ROOT / "docs" / "benchmarks.md"
 SHORT = 10  # tables with more rows are folded
@@ -78,11 +78,8 @@ def shortened(table: str) -> str:
 def protocol() -> list[str]:
     """Return lines about the machine and about how each part is measured."""
     names = ("visattn", "torch", "torchvision", "timm", "opencv-python", "pillow", "numpy")
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
-    cpu = found[1].strip() if found else platform.machine()
     return [
-        f"Machine: {cpu}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
+        f"Machine: {processor()}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
         "CUDA: not measured; everything here ran on the CPU.",
         "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1. The image is a real photo squeezed to a square.",

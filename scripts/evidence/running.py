@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from evidence.results import Result, keep, kept
 from evidence.tree import Tree, changed, part, read_by, tree_of
+from visattn.provenance import processor
 
 WATCH = Path(__file__).parent / "watch"
 _LAST = 40  # lines of output that are kept
@@ -116,7 +117,8 @@ class Evidence:
         if edited:
             print(f"== {name}: not kept, as {edited[0]} was changed meanwhile", flush=True)
             return
-        facts = _commit(self._root), _machine(), _libraries(), date.today().isoformat(), tuple(output.splitlines()[-_LAST:])
+        machine, last = f"{os.cpu_count()} x {processor()}", tuple(output.splitlines()[-_LAST:])
+        facts = _commit(self._root), machine, _libraries(), date.today().isoformat(), last
         keep(self._folder, Result(name, proof.command, status, round(minutes, 2), *facts, part(before, read)))
 
     def _executed(self, command: str, log: Path, threads: int | None) -> tuple[int, str]:
@@ -170,16 +172,6 @@ def _commit(root: Path) -> str:
 
     results = ":!assets/evidence"  # the results themselves
     return git("rev-parse", "--short=10", "HEAD") + "+" * bool(git("status", "--porcelain", "--", ".", results))
-
-
-def _machine() -> str:
-    processor = platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{os.cpu_count()} x {processor}"
 
 
 @cache

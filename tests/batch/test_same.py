@@ -93,7 +93,7 @@ def test_another_version_with_equal_results_goes_on_and_says_so(run: Run, place:
     assert run("batch", "photos", *OPTIONS)[0] == 0
     own = versions
     monkeypatch.setattr(settings, "versions", lambda: {**own(), "torch": "9.9"})
-    monkeypatch.setattr(settings, "_processor", lambda: "another")
+    monkeypatch.setattr(settings, "processor", lambda: "another")
     code, _, err = run("batch", "photos", *OPTIONS)
     assert code == 0, err
     assert f"torch {torch.__version__.split('+')[0]}" in err

@@ -186,6 +186,7 @@ def _child(
 def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
     """Redirect streams to files and run the command, inside the child process."""
     code = 99
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of this function
     for ours in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         ours.atexit = False  # the temporary folders of the driver
     try:
@@ -203,6 +204,7 @@ def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
 
         if not net:
             commands._fault = each.fault = batches._fault = _raised  # type: ignore[assignment, attr-defined]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             commands.main(arguments)
         except SystemExit as ended:

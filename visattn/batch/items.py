@@ -82,8 +82,8 @@ class Refusal:
     """Content of an input that cannot be read: it raises the error for this one input."""
 
     def __init__(self, error: VisattnError) -> None:
-        """Note the error, without its frames."""
-        self.kind, self.text = type(error), str(error)
+        """Note the text of the error, without its frames."""
+        self.text = str(error)
 
     def __call__(self, _max_bytes: int) -> NoReturn:
         """Raise the error.

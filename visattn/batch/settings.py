@@ -17,7 +17,7 @@ from torch import nn
 from visattn._support.checks import printable
 from visattn.families import input_spec
 from visattn.loading.weights import state_digest
-from visattn.provenance import versions
+from visattn.provenance import processor, versions
 
 DECIDES_NOTHING = {"decides": False}  # metadata of a field on which no file depends
 NUMBERS = "modules."  # prefix of the entries with numbers that modules keep
@@ -62,7 +62,7 @@ def maker(model: nn.Module) -> dict[str, str]:
     (see `same`).
     """
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    facts = {**versions(), "python": platform.python_version(), "processor": _processor(), "device": device}
+    facts = {**versions(), "python": platform.python_version(), "processor": processor(), "device": device}
     return facts | {f"{NUMBERS}{name}": text for name, text in _grouped(model, _attributes).items() if text}
 
 
@@ -137,14 +137,6 @@ def _brief(value: Any) -> Any:  # noqa: ANN401
         return value
     what = f"{len(value)} values" if isinstance(value, Sequence) and not isinstance(value, str) else f"{text[: _LONGEST // 4]}..."
     return f"{what}, sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 _INSIDE = re.compile(r"^(asked\.)?(question\.|how\.|wanted\.)?")  # parts of names that a user has not seen

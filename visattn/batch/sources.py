@@ -136,6 +136,8 @@ def _attempted(file: Path) -> list[Named]:
         return _of_file(file)
     except VisattnError as error:
         return [refused(str(file), error)]
+    except Exception as error:  # a library, at a file of any kind
+        return [refused(str(file), fault_error(str(file), error))]
 
 
 def _of_file(path: Path) -> list[Named]:

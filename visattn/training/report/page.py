@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shlex
 from dataclasses import fields
 from importlib.metadata import version
@@ -18,7 +17,7 @@ from visattn._support.checks import printable
 from visattn._support.files import discard, write_whole
 from visattn._support.tables import to_csv
 from visattn.loading.weights import WEIGHTS, digest
-from visattn.provenance import Provenance
+from visattn.provenance import Provenance, processor
 from visattn.training.config import Recipe
 from visattn.training.report.card import Achieved, Origin
 from visattn.training.report.outcomes import as_rows, by_class, confusion
@@ -95,12 +94,4 @@ def machine() -> str:
     """Describe this machine: the name of the GPU, or of the CPU with the number of threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
