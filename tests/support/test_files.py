@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import NoReturn
 import pytest
 
 from visattn._support.files import (
+    building_file,
+    building_folder,
     cache_folder,
     check_folder,
     check_output,
     check_outputs,
+    remove_unfinished,
     result_names,
     write_folder_whole,
     write_whole,
@@ -394,3 +398,28 @@ def test_folder_with_a_known_name_that_is_not_a_file_is_never_replaced(tmp_path:
     with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another folder$"):
         write_folder_whole(tmp_path / "out", {"heads.csv": b""}, ("heads.csv",))
     assert os.path.lexists(tmp_path / "out" / "heads.csv")
+
+
+def test_what_a_signal_leaves_while_it_is_removed_is_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt), building_folder(tmp_path / "out") as place:
+            (place / "a.txt").write_bytes(b"half")
+            raise ValueError
+    assert place.exists()
+    remove_unfinished()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_child_leaves_the_unfinished_files_of_its_parent(tmp_path: Path) -> None:
+    with building_file(tmp_path / "out.txt") as place:
+        child = os.fork()
+        if child == 0:
+            remove_unfinished()
+            os._exit(0)
+        os.waitpid(child, 0)
+        place.write_bytes(NEW)
+    assert (tmp_path / "out.txt").read_bytes() == NEW

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,8 +66,8 @@ def _checked(path: Path, overwrite: bool, inputs: frozenset[object]) -> Path:
         if path.exists() and not overwrite:
             raise OutputError(f"{name}: exists already; {_replace()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-"):
-            pass
+        with _temporary(path.parent) as place:
+            _touch(place)
     except OutputError:
         raise
     except (FileExistsError, NotADirectoryError) as error:
@@ -255,17 +256,18 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
         OutputError: If the folder cannot be written.
         ResourceError: If the disk is full.
     """
-    place, temporary, former = path.resolve(), None, None
+    place, former = path.resolve(), None
     try:
-        temporary = Path(tempfile.mkdtemp(dir=place.parent, prefix=".visattn-"))
-        for name, data in files.items():
-            write_whole(temporary / name, data)
-        _publish(temporary, 0o777)
-        if place.exists():
-            check_folder(path, known, overwrite=True)  # check again: files added meanwhile must not be lost
-            former = temporary.with_suffix(".former")
-            place.rename(former)
-        temporary.rename(place)
+        with _temporary(place.parent) as temporary:
+            temporary.mkdir(0o700)
+            for name, data in files.items():
+                write_whole(temporary / name, data)
+            _publish(temporary, 0o777)
+            if place.exists():
+                check_folder(path, known, overwrite=True)  # check again: files added meanwhile must not be lost
+                former = temporary.with_suffix(".former")
+                place.rename(former)
+            temporary.rename(place)
     except (OutputError, ResourceError):
         raise
     except OSError as error:
@@ -274,9 +276,8 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
     finally:
         if former is not None and former.exists() and not place.exists():
             former.rename(place)
-        for rest in (temporary, former):
-            if rest is not None:
-                shutil.rmtree(rest, ignore_errors=True)
+        if former is not None:
+            shutil.rmtree(former, ignore_errors=True)
     return [path / name for name in files]
 
 
@@ -297,24 +298,21 @@ def building_folder(path: Path) -> Iterator[Path]:
         ResourceError: If the disk is full.
     """
     check_folder(path, ())
-    temporary = None
     try:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=".visattn-"))
-        yield temporary
-        for place, _folders, files in os.walk(temporary):
-            for item in (*(Path(place, name) for name in files), Path(place)):
-                _flush(item)
-        _publish(temporary, 0o777)
-        temporary.rename(path)
+        with _temporary(path.parent) as temporary:
+            temporary.mkdir(0o700)
+            yield temporary
+            for place, _folders, files in os.walk(temporary):
+                for item in (*(Path(place, name) for name in files), Path(place)):
+                    _flush(item)
+            _publish(temporary, 0o777)
+            temporary.rename(path)
         _flush(path.parent)
     except (OutputError, ResourceError):
         raise
     except OSError as error:
         refused = refusal(error, path)
         raise refused from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -331,26 +329,56 @@ def building_file(path: Path) -> Iterator[Path]:
         OutputError: If it cannot be written.
         ResourceError: If the disk is full.
     """
-    temporary = None
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".visattn-")
-        os.close(descriptor)
-        temporary = Path(name)
-        yield temporary
-        _flush(temporary)
-        _publish(temporary, 0o666)
-        check_replaceable(path)
-        temporary.replace(path)
-        temporary = None
+        with _temporary(path.parent) as temporary:
+            _touch(temporary)
+            yield temporary
+            _flush(temporary)
+            _publish(temporary, 0o666)
+            check_replaceable(path)
+            temporary.replace(path)
         _flush(path.parent)
     except (OutputError, ResourceError):
         raise
     except OSError as error:
         refused = refusal(error, path)
         raise refused from error
+
+
+_unfinished: dict[Path, int] = {}  # temporary files and folders that may exist, and the process that makes them
+
+
+@contextlib.contextmanager
+def _temporary(parent: Path) -> Iterator[Path]:
+    """Choose a new name in a folder; what has that name after the `with` block is removed."""
+    place = parent / f".visattn-{secrets.token_hex(8)}"
+    _unfinished[place] = os.getpid()
+    try:
+        yield place
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        _remove(place)
+
+
+@atexit.register
+def remove_unfinished() -> None:
+    """Remove what a signal has left, at the moment between two steps, of the temporary files and folders of this process."""
+    for place, process in list(_unfinished.items()):
+        if process == os.getpid():
+            _remove(place)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            place.unlink(missing_ok=True)
+    _unfinished.pop(place, None)
+
+
+def _touch(place: Path) -> None:
+    """Create an empty private file."""
+    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _publish(path: Path, mode: int) -> None:

@@ -17,6 +17,7 @@ from importlib import import_module
 import click
 
 from visattn._support.checks import printable
+from visattn._support.files import remove_unfinished
 from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
@@ -114,6 +115,8 @@ def _run(arguments: list[str], debug: bool) -> int:
             code = _coded(arguments, debug)
         except KeyboardInterrupt:  # a signal while an error was told
             code = 128 + signal.SIGINT
+        if ended or code == 128 + signal.SIGINT:
+            remove_unfinished()
     return 128 + ended[0] if ended else code
 
 
