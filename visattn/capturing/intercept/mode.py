@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -97,7 +98,8 @@ class CaptureMode(TorchFunctionMode):
             if entry is None and func not in ASK:
                 entry = tracer.expected(func, args, kwargs)
             if entry is not None and entry.attention is None:
-                out = func(*args, **kwargs) if kwargs else func(*args)
+                run = tracer.run if entry.contents else _plainly  # contents may differ
+                out = run(func, args, kwargs or {})
                 tracer.confirm(entry, args, kwargs, out)
                 if entry.kept or (entry.scoring and self._vectors):
                     self.held.hold(tracer.at - 1, args, kwargs)
@@ -111,7 +113,7 @@ class CaptureMode(TorchFunctionMode):
         operation = operation_of(func)
         fused = func in _FUSED or func is flex
         if not fused and operation.name not in _ATTENDING:  # the common case without a known tape
-            out = func(*args, **kwargs)
+            out = tracer.run(func, args, kwargs)
             self._met(func, args, kwargs, out)
             return out
         odd = next((why for tensor in tensors_of(args, kwargs) if (why := _unreadable(tensor))), "")
@@ -145,7 +147,7 @@ class CaptureMode(TorchFunctionMode):
         if owner is None:
             if attention is not None:
                 self.hidden[attention.layer] = "overwrites the operands of its attention"
-            out = func(*args, **kwargs)
+            out = tracer.run(func, args, kwargs) if entry is None else func(*args, **kwargs)
             if entry is None:
                 self._met(func, args, kwargs, out)
             else:
@@ -168,7 +170,8 @@ class CaptureMode(TorchFunctionMode):
         self.calls[owner[0]] += 1
         out = self._replace(*owner, call, attention) if self._replace is not None else None
         if out is None:
-            out = whole[0] if whole is not None else _made(call, func, args, kwargs)
+            run = tracer.run if entry is None and product is not None else _plainly
+            out = whole[0] if whole is not None else _made(call, partial(run, func), args, kwargs)
         call.out = out
         if entry is None:
             tracer.write(func, args, kwargs, out, attention)
@@ -270,6 +273,10 @@ class CaptureMode(TorchFunctionMode):
 _ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
 
 
+def _plainly(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    return func(*args, **kwargs)
+
+
 def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401
     """Replace one tensor by another in (nested) arguments."""
     if value is one:
@@ -284,11 +291,11 @@ def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401
 def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """Run a call; for a long fused call, also read the kernel's log-sum-exp."""
     if not isinstance(call, FusedCall) or call.rows <= _LONG:
-        made: Tensor = func(*args, **kwargs)
+        made: Tensor = func(args, kwargs)
         return made
     reader = LogSumExpReader()  # type: ignore[no-untyped-call]
     with reader:
-        made = func(*args, **kwargs)
+        made = func(args, kwargs)
     if reader.lse is not None:
         call.know(reader.lse)
     return made

@@ -93,6 +93,7 @@ class Planes:
         self._planes: list[Plane] = []
         self._known: dict[object, Plane] = {}
         self._starts: list[int] = []
+        self.choices: list[Tensor] = []
 
     @property
     def pixels(self) -> Pixels:
@@ -109,6 +110,16 @@ class Planes:
     def set_of(self, name: str, count: int = 1) -> Plane:
         """Return the plane of a set; create it if it is new."""
         return self._known.get((name, count)) or self._add((name, count), (), self.input, name, count)
+
+    def choice(self, picked: Tensor) -> tuple[int, Plane]:
+        """Return number and set of tokens that were picked by content, `(B, N)`: the same for the same tokens."""
+        number = next(
+            (at for at, one in enumerate(self.choices) if one.shape == picked.shape and torch.equal(one, picked)),
+            len(self.choices),
+        )
+        if number == len(self.choices):
+            self.choices.append(picked)
+        return number, self.set_of(f"query#{number}", picked.shape[1])
 
     def _add(self, key: object, grid: tuple[int, ...], box: Box, name: str, count: int = 1) -> Plane:
         start = self._planes[-1].base + self._planes[-1].cells * self.images if self._planes else 0

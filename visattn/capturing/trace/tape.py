@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visattn.capturing.placing.steps import Facts, Node, Step
 from visattn.capturing.trace.operations import Operation
 from visattn.capturing.trace.products import Axes
 
@@ -166,6 +167,7 @@ class Entry:
         before: One item per result: its slot if the tensor existed before the call, otherwise None.
         scoring: Whether it multiplies the queries and keys of an attention call that the model writes out.
         kept: Whether its operands are kept for an attention call that sums its results.
+        steps: PyTorch's own operations that it consists of; empty for an attention call.
         refs: Tensors among the arguments.
         quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None if
             an argument is not simple.
@@ -186,6 +188,7 @@ class Entry:
     before: tuple[int | None, ...] = ()
     scoring: bool = False
     kept: bool = False
+    steps: tuple[Step, ...] = ()
     refs: tuple[Ref, ...] = field(init=False)
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
 
@@ -246,6 +249,9 @@ class Tape:
         logarithms: Slots that hold the result of a log-softmax, in the same form.
         output: Slots of the model's output tensors; -1 for a tensor of unknown origin, -2 for a parameter that was used by no operation.
         device: Device of the image.
+        facts: Form of each tensor of its steps, by node.
+        origins: Kind and name of the nodes that no step made; see `Outside`.
+        nodes: Node of each slot.
         packed: Grid `(frames, rows, columns)` of each image, if the patches of all images come in one sequence; otherwise empty.
         positions: Contents of the integer tensors with two or three entries for each packed patch: its place in its image.
         conclusions: Conclusions from the tape, once they were computed.
@@ -261,6 +267,9 @@ class Tape:
     logarithms: dict[int, frozenset[int]] = field(default_factory=dict)
     output: tuple[int, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    facts: list[Facts] = field(default_factory=list)
+    origins: dict[int, tuple[str, str]] = field(default_factory=dict)
+    nodes: dict[int, Node] = field(default_factory=dict)
     packed: tuple[tuple[int, ...], ...] = ()
     positions: list[Tensor] = field(default_factory=list)
     conclusions: object = None
@@ -277,6 +286,9 @@ class Tape:
             {slot: made for slot, made in self.weights.items() if slot < slots},
             {slot: made for slot, made in self.logarithms.items() if slot < slots},
             device=self.device,
+            facts=list(self.facts),
+            origins=dict(self.origins),
+            nodes={slot: node for slot, node in self.nodes.items() if slot < slots},
             packed=self.packed,
             positions=list(self.positions),
         )

@@ -1,0 +1,125 @@
+"""Where the elements of a tensor come from: a cell of the image, a member of a set, or one of four answers that name no place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from visattn.capturing.tokens.codes import equal
+from visattn.capturing.tokens.planes import PADDING, compact
+
+LEARNED, FOREIGN, LOST = -2, -3, -4  # codes beside those of planes; PADDING (-1) is a zero that nothing was written over
+
+Behind = tuple[int, str, int] | None  # index in the forward pass, layer, index of the call in that layer
+Kind = Literal["placed", "learned", "foreign", "lost"]
+Positions = Literal["", "given", "computed"]
+_CODE = {"learned": LEARNED, "foreign": FOREIGN, "lost": LOST}
+
+
+class Places(NamedTuple):
+    """Origin of each element of a tensor. An element of a score matrix has two: that of its row and that of its column.
+
+    Attributes:
+        kind: `placed`: some elements come from the image, and `codes` says where from; `learned`: all come from parameters, buffers and
+            constants; `foreign`: all come from these and from other inputs; `lost`: it is not proven where they come from.
+        codes: Position codes in the shape of the tensor; for scores and weights, those of the rows. Members of sets have codes, too.
+        columns: Position codes of the columns of scores and weights; None for other tensors.
+        copies: Number of the copy that an element belongs to, where one image was copied; None for no copies.
+        name: Parameter or input, for `learned` and `foreign`; the operation behind which places are unknown, for elements that are lost.
+        behind: Last attention call that flowed into the tensor.
+        embedding: Node in which pixels became tokens.
+        one_stream: Whether rows and columns come from the same tokens, behind the same attention call.
+        mixture: Whether several cells were mixed into several outputs, each of which may stand for another part of the merged cell.
+        crossed: Whether each element also depends on its whole row and column of the image, as the gates of strip pooling do.
+        sampled: Whether the elements were read at points that the model computes.
+        others: Position codes of the other axis, if the tensor is a product with members of a set: those of its queries or keys.
+        asked: Whether the tensor was multiplied by learned queries.
+        positions: For a foreign tensor that comes from whole numbers and booleans only, such as masks and sizes: `given`, or `computed`
+            from them. A table that is read with given numbers, such as words, is foreign.
+        parts: Position codes before cells were merged, with the merged axis; for a gate that returns to its cells.
+        summed: Whether a product of tokens was summed over tokens, without a softmax (linear attention), so that places are lost.
+    """
+
+    kind: Kind
+    codes: Tensor
+    columns: Tensor | None = None
+    copies: Tensor | None = None
+    name: str = ""
+    behind: Behind = None
+    embedding: int | None = None
+    one_stream: bool = True
+    mixture: bool = False
+    crossed: bool = False
+    sampled: bool = False
+    others: Tensor | None = None
+    asked: bool = False
+    parts: Tensor | None = None
+    summed: bool = False
+    positions: Positions = ""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor."""
+        return self.codes.shape
+
+    @property
+    def placed(self) -> bool:
+        """Whether some elements come from the image."""
+        return self.kind == "placed"
+
+    @property
+    def stream(self) -> object:
+        """Key that distinguishes these tokens from others at the same locations."""
+        return self.behind, self.embedding
+
+    def each(self, change: Callable[[Tensor], Tensor | None]) -> Places | None:
+        """Apply a change to all codes; return None if it gives None for one of them."""
+        parts = [None if part is None else change(part) for part in (self.codes, self.columns, self.copies)]
+        if parts[0] is self.codes and parts[1] is self.columns and parts[2] is self.copies:
+            return self
+        if any((part is None) != (was is None) for part, was in zip(parts, (self.codes, self.columns, self.copies), strict=True)):
+            return None
+        assert parts[0] is not None  # noqa: S101 - there always are codes
+        others = change(self.others) if self.others is not None and self.others.shape == self.codes.shape else None
+        return self._replace(codes=parts[0], columns=parts[1], copies=parts[2], others=others, parts=None)
+
+    def after(self, behind: Behind) -> Places:
+        """Return a copy that lies behind an attention call."""
+        return self._replace(behind=behind)
+
+    def same(self, other: Places) -> bool:
+        """Check whether all elements have the same locations as those of `other`."""
+        if self.codes.shape != other.codes.shape or (self.columns is None) != (other.columns is None):
+            return False
+        return equal(self.codes, other.codes) and (
+            self.columns is None or other.columns is None or equal(self.columns, other.columns)
+        )
+
+    @property
+    def some_lost(self) -> bool:
+        """Whether some elements are lost."""
+        return self.kind == "lost" or (self.placed and bool((compact(self.codes) == LOST).any()))
+
+
+def whole(kind: Kind, shape: Iterable[int], device: torch.device, name: str = "") -> Places:
+    """Return the places of a tensor whose elements all are learned, foreign or lost."""
+    return Places(kind, torch.full((), _CODE[kind], dtype=torch.int32, device=device).expand(tuple(shape)), name=name)
+
+
+def zeros(shape: Iterable[int], device: torch.device) -> Places:
+    """Return the places of a tensor of zeros."""
+    return Places("learned", torch.full((), PADDING, dtype=torch.int32, device=device).expand(tuple(shape)))
+
+
+def later(*behind: Behind) -> Behind:
+    """Return the last of several attention calls; None if there is none."""
+    return max((one for one in behind if one is not None), default=None)
+
+
+def content(codes: Tensor) -> tuple[object, ...]:
+    """Return a hashable key that is equal for equal codes."""
+    stored = compact(codes)
+    return tuple(codes.shape), tuple(stored.shape), stored.cpu().contiguous().numpy().tobytes()
