@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing import moves, writes
+from visattn.capturing.placing import moves, pointwise, writes
 from visattn.capturing.placing.places import LEARNED, LOST, Kind, Places, Positions, later, whole
 from visattn.capturing.placing.products import is_sum
 from visattn.capturing.placing.steps import Facts, Node, Step, tensors_in_nodes
@@ -23,9 +23,10 @@ from visattn.capturing.placing.work import Work
 from visattn.capturing.tokens.planes import Planes
 
 UNWATCHED = "a tensor of an earlier forward pass, or of code that is not intercepted"
-_FROM_NUMBERS = frozenset(
-    {"lift_fresh", "scalar_tensor", "full", "full_like", "new_full", "fill", "linspace", "logspace", "arange"}
-)
+_FROM_NUMBERS = frozenset({"fill"})
+_SIZES = frozenset(
+    {"dim", "size", "n", "m", "dtype", "layout", "memory_format", "steps", "correction"}
+)  # numbers that are no values
 
 
 @dataclass(eq=False)
@@ -37,7 +38,19 @@ class _Memory:
     columns: Tensor | None
     copies: Tensor | None
 
+    def reach(self, end: int) -> None:
+        """Make room for elements up to `end`, if the memory has grown; what they hold is unknown."""
+        if end > len(self.codes):
+            grown = self.codes.new_full((end,), LOST)
+            grown[: len(self.codes)] = self.codes
+            pad = end - len(self.codes)
+            self.codes = grown
+            self.columns = None if self.columns is None else torch.nn.functional.pad(self.columns, (0, pad), value=LOST)
+            self.copies = None if self.copies is None else torch.nn.functional.pad(self.copies, (0, pad))
+
     def of(self, facts: Facts) -> Places:
+        self.reach(_end(facts))
+
         def seen(flat: Tensor | None) -> Tensor | None:
             return None if flat is None else flat.as_strided(facts.shape, facts.stride, facts.offset).clone()
 
@@ -100,7 +113,7 @@ class Follower:
 
     def _see(self, step: Step) -> None:
         if step.op is None and "read" in step.given:
-            self.told = self.told or self.of(step.given["read"]).kind in ("placed", "lost")
+            self._read(step.given["read"])
             return
         if step.op is None:
             self._lose_memory(step.given["memory"], "a write that was not intercepted")
@@ -116,6 +129,12 @@ class Follower:
         results = self._written_results(step, name, found)
         for (before, node), places in zip(targets.items(), results, strict=True):
             self._write(before, node, places, step.sharing)
+
+    def _read(self, node: int) -> None:
+        """Note that numbers were read from a tensor: what is made from numbers afterwards may come from there. A flag is no number."""
+        places = self.of(node)
+        apart = places.kind == "learned" or bool(places.positions) or not self._facts[node].number
+        self.told = self.told or not apart
 
     def _written_results(self, step: Step, name: str, found: Sequence[Places]) -> list[Places]:
         """Return the new places of each overwritten tensor."""
@@ -140,9 +159,9 @@ class Follower:
         kind, cause = _kind(known)
         chosen = [self.of(node) for key in _INDICES for node in tensors_in_nodes(step.given.get(key))] if name in _READING else []
         positions = _positions(known, chosen, row)
-        if name == "_local_scalar_dense" and kind in ("placed", "lost"):
-            self.told = True
-        if self.told and kind == "learned" and name in _FROM_NUMBERS and not _is_zero(step):
+        if name == "_local_scalar_dense":
+            self._read(nodes[0])
+        if self.told and _holds_number(step, name, row):
             return [self._whole("lost", one, "numbers that were read from a tensor") for one in facts]
         if row is None:
             why = self.call or name if kind == "placed" else cause
@@ -223,6 +242,7 @@ class Follower:
     def _store(self, memory: _Memory, facts: Facts, places: Places) -> None:
         """Write the codes of a tensor into those of its memory."""
         was = memory.template
+        memory.reach(_end(facts))
         memory.codes.as_strided(facts.shape, facts.stride, facts.offset).copy_(places.codes)
         if places.columns is not None and memory.columns is None:
             memory.columns = memory.codes.clone()
@@ -257,8 +277,14 @@ _SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 _MOVING = frozenset({moves.__name__, writes.__name__})  # their rules keep zeros
 
 
-def _is_zero(step: Step) -> bool:
-    return step.given.get("value", step.given.get("fill_value")) == 0
+def _holds_number(step: Step, name: str, row: Row | None) -> bool:
+    """Check whether a result has the value of a number that the model passes, other than zero."""
+    if name not in _FROM_NUMBERS and row is not None and not row.makes and row.rule is not pointwise.combined:
+        return False
+    if name in ("lift_fresh", "lift"):
+        return True
+    given = (value for key, value in step.given.items() if key not in _SIZES)
+    return any(isinstance(value, (int, float, complex)) and not isinstance(value, bool) and value != 0 for value in given)
 
 
 def _end(facts: Facts) -> int:

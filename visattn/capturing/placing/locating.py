@@ -179,6 +179,8 @@ def _of_vectors(follower: TokenTracer, operand: Operand) -> Codes:
         return None
     if places.crossed:
         raise Unplaced(_MIXED, of_places=True)
+    if places.sampled:
+        raise Unplaced("it reads values at points that it computes")
     if same_along(places.codes, -1):
         return _told_apart(follower, places.codes[..., 0], places.name)
     return _Channels() if same_along(places.codes, -2) else None

@@ -28,15 +28,12 @@ def first_only(work: Work) -> Result:
 
 def moved(work: Work) -> Result:
     """Apply the operation to the codes themselves."""
-    given = dict(work.step.given)
+    given = {key: work.step.contents.get(key, value) for key, value in work.step.given.items() if not key.startswith("out")}
     name = next(name for name, value in given.items() if isinstance(value, Node))
     source = work.places(given.pop(name))
-    given = {key: work.step.contents.get(key, value) for key, value in given.items()}
-    op = work.step.op
-    assert op is not None  # noqa: S101 - a step of the model
 
     def change(codes: Tensor) -> Any:  # noqa: ANN401
-        return _plainly(op, {name: codes, **given}, name)
+        return _plainly(work.name, {name: codes, **given}, name)
 
     parts: list[Any] = [None if x is None else change(x) for x in (source.codes, source.columns, source.copies, source.others)]
     if isinstance(parts[0], Tensor):
@@ -49,10 +46,11 @@ def _with(source: Places, parts: Sequence[Any]) -> Places:
     return source._replace(codes=codes, columns=columns, copies=copies, others=others)
 
 
-def _plainly(op: Any, given: dict[str, Any], name: str) -> Any:  # noqa: ANN401
-    """Call an operation; on axes along which codes are expanded, and which it leaves alone, they stay so."""
+def _plainly(operation: str, given: dict[str, Any], name: str) -> Any:  # noqa: ANN401
+    """Call an operation in its plain form; on axes along which codes are expanded, and which it leaves alone, they stay so."""
+    op = getattr(torch.ops.aten, operation)
     codes, rest = given[name], {key: value for key, value in given.items() if key != name}
-    axes = _ALONG.get(op._schema.name.partition("::")[2])
+    axes = _ALONG.get(operation)
     if axes is None or not codes.ndim:
         return op(**given)
     touched = axes(rest, codes.ndim)
@@ -169,13 +167,12 @@ def indexed(work: Work) -> Result:
 
 def _occurrences(work: Work, shape: Sequence[int]) -> Tensor | None:
     """Count, for each element of the result, the results before it that are the same element."""
-    given = dict(work.step.given)
+    given = {key: work.step.contents.get(key, value) for key, value in work.step.given.items() if not key.startswith("out")}
     name = next(key for key, value in given.items() if isinstance(value, Node))
-    given = {key: work.step.contents.get(key, value) for key, value in given.items() if key != name}
+    del given[name]
     if torch.Size(work.shape).numel() < 1:
         return None
-    op = work.step.op
-    assert op is not None  # noqa: S101 - a step of the model
+    op = getattr(torch.ops.aten, work.name)
     number = torch.arange(torch.Size(shape).numel(), device=work.device).view(tuple(shape))
     taken = op(**{name: number, **given}).flatten()
     if len(torch.unique(taken)) == len(taken):

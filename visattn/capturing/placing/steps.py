@@ -36,6 +36,7 @@ class Facts(NamedTuple):
         offset: Its first element in its memory.
         memory: Number of its memory, which its views share.
         floating: Whether its dtype is floating point.
+        number: Whether its dtype is not boolean.
     """
 
     shape: torch.Size
@@ -43,6 +44,7 @@ class Facts(NamedTuple):
     offset: int
     memory: int
     floating: bool
+    number: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -243,6 +245,7 @@ class Nodes:
                 int(tensor.storage_offset()) if plain else 0,
                 memory,
                 tensor.is_floating_point() or tensor.is_complex(),
+                tensor.dtype != torch.bool,
             )
         )
         known = self._known.get(id(tensor))

@@ -240,7 +240,7 @@ class TokenTracer:
         mark = (self._passed, attention.layer, attention.call)
         if places is not None and places.placed:
             places = self._with_images(places, attention)
-            self._put(node, slot, places.after(mark))
+            self._put(node, slot, places.after(mark)._replace(sampled=places.sampled and kind != "sampled"))
         elif kind == "pool" or (kind != "unplaced" and self._asks_by_members(attention)):
             self._answered(attention, node, slot, mark)
 
