@@ -1,4 +1,4 @@
-"""Where a capture can stand: what a function mode, a dispatch mode, and one inside the other see of a forward pass.
+"""Places where a capture can stand: what a function mode, a dispatch mode, and one inside the other see of a forward pass.
 
 Prints, for small models with random weights, how many calls and how many operations there are, under how many names; whether results
 stay equal to the bit, with autograd and under inference mode; whether each tensor that a call receives or returns is the very object

@@ -14,7 +14,7 @@ from visattn.capturing import forget
 from visattn.capturing.following import conclusions
 from visattn.capturing.following.follower import TokenTracer
 from visattn.capturing.placing import locating, tracing
-from visattn.capturing.trace import tracer
+from visattn.capturing.trace import noting
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trace tokens by the operations inside each call, as `visattn.capturing.placing` does."""
     forget()
     with monkeypatch.context() as patched:
-        patched.setattr(tracer, "STEPS", True)
+        patched.setattr(noting, "STEPS", True)
         patched.setattr(conclusions, "TokenTracer", tracing.TokenTracer)
         patched.setattr(conclusions, "locate", locating.locate)
         yield

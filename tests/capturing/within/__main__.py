@@ -15,7 +15,7 @@ from tests.capturing.within import FAMILIES, generated, verdicts
 from tests.capturing.within.judge import BAD, OUTCOMES, Verdict, as_json
 from visattn.capturing.following import conclusions
 from visattn.capturing.placing import locating, tracing
-from visattn.capturing.trace import tracer
+from visattn.capturing.trace import noting
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="trace tokens by the operations inside each call")
     given = parser.parse_args()
     if given.steps:
-        tracer.STEPS, conclusions.TokenTracer, conclusions.locate = True, tracing.TokenTracer, locating.locate
+        noting.STEPS, conclusions.TokenTracer, conclusions.locate = True, tracing.TokenTracer, locating.locate
     torch.set_num_threads(1)
     if given.list:
         for program in generated(given.only):

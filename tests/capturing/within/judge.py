@@ -48,7 +48,7 @@ BAD = ("wrong", "missed", "failed", "changed")
 
 
 class Claim(NamedTuple):
-    """What a record says of one key vector: its name, or its cell as top, left, bottom and right in pixels."""
+    """Claim of a record about one key vector: its name, or its cell as top, left, bottom and right in pixels."""
 
     name: str
     cell: tuple[float, float, float, float] | None

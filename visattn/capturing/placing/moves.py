@@ -16,13 +16,13 @@ from visattn.capturing.tokens.planes import Planes, compact
 
 
 def same(work: Work) -> Result:
-    """Each element stays; further results, such as a mask of dropout, have the same places if they have the same shape."""
+    """Leave each element where it is; further results, such as a mask of dropout, have the same places if they have the same shape."""
     first = work.main()
     return [first if out.shape == first.shape else work.unknown(out.shape) for out in work.outs]
 
 
 def first_only(work: Work) -> Result:
-    """The first result has the places of the first argument; the others, such as statistics, have none."""
+    """Give the first result the places of the first argument; the others, such as statistics, have none."""
     return [work.main(), *(work.unknown(out.shape) for out in work.outs[1:])]
 
 

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor come from: a cell of the image, a member of a set, or one of four answers that name no place."""
+"""Origin of the elements of a tensor: a cell of the image, a member of a set, or one of four answers that name no place."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Places(NamedTuple):
 
     @property
     def placed(self) -> bool:
-        """Whether some elements come from the image."""
+        """True if some elements come from the image."""
         return self.kind == "placed"
 
     @property
@@ -100,7 +100,7 @@ class Places(NamedTuple):
 
     @property
     def some_lost(self) -> bool:
-        """Whether some elements are lost."""
+        """True if some elements are lost."""
         return self.kind == "lost" or (self.placed and bool((compact(self.codes) == LOST).any()))
 
 

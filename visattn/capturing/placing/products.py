@@ -40,7 +40,7 @@ def by_vector(work: Work) -> Result:
 
 
 def linear(work: Work) -> Result:
-    """A layer on the last axis, as some processors run it in one operation."""
+    """Mix the last axis, as a linear layer that some processors run in one operation."""
     source = work.places(work.get("input", work.get("self")))
     return _mixed(work, source, -1, work.shape[-1])
 

@@ -76,7 +76,7 @@ def reordered(work: Work) -> Result:
 
 
 def normalized(work: Work) -> Result:
-    """A softmax or a normalization: each element stays where it is."""
+    """Normalize, with or without a softmax: each element stays where it is."""
     first = work.main()
     return [
         first._replace(summed=False) if number == 0 and out.shape == first.shape else work.unknown(out.shape)

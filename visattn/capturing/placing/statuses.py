@@ -1,4 +1,4 @@
-"""What is known of the slots of a tape, as the modules that read it need it."""
+"""Status of each slot of a tape, as the modules that read it need it."""
 
 from __future__ import annotations
 

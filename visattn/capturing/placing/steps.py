@@ -71,7 +71,7 @@ class Step:
 
 
 class Signature(NamedTuple):
-    """What the schema of an operation says.
+    """Facts of the schema of an operation.
 
     Attributes:
         names: Names of the arguments.

@@ -17,7 +17,7 @@ from visattn.geometry import Box
 
 
 def convolved(work: Work) -> Result:
-    """A convolution mixes channels; its cells lie where its kernel does. A kernel is the same at all positions, so its origin is free."""
+    """Mix channels by a kernel: cells lie where it does. It is the same at all positions, so its own origin is free."""
     source = work.places(work.get("input"))
     if not work.counts(source):
         raise Unproven("a kernel that comes from the image")

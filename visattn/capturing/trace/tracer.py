@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from visattn.capturing.placing.steps import Nodes, Recorder
-from visattn.capturing.placing.table import contents_of
 from visattn.capturing.trace.arguments import (
     Untraceable,
     changes,
@@ -30,18 +28,13 @@ from visattn.capturing.trace.arguments import (
 )
 from visattn.capturing.trace.choices import Choices
 from visattn.capturing.trace.living import Living
+from visattn.capturing.trace.noting import Noting
 from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, Operation, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
 _NAMED = (
     PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean", "grid_sample"}
 )  # operations that can be part of attention
-
-
-STEPS = (
-    False  # whether the operations inside each call are recorded too, for `visattn.capturing.placing`, which nothing reads yet
-)
-_ASKING: set[Callable[..., Any]] = set()  # functions that have returned no tensor
 
 
 class Tracer:
@@ -75,8 +68,7 @@ class Tracer:
         """
         self._stored, self._layer = stored, layer
         self._living = Living()
-        self._recorder = Recorder(Nodes(stored), contents_of)
-        self._resumed = -1  # number of entries at which the recorder took over the tensors of a known tape
+        self._noting = Noting(stored)
         self._choices = Choices()
         self.at = 0
         begun = Tape(packed=packed)
@@ -92,11 +84,7 @@ class Tracer:
             self.tape = self._candidates.pop(0)
         self.entries = self.tape.entries
         if not self.known:
-            self._share()
-
-    def _share(self) -> None:
-        """Let the tape that is recorded grow with the recorder."""
-        self.tape.facts, self.tape.origins = self._recorder.nodes.facts, self._recorder.nodes.outside
+            self._noting.share(self.tape)
 
     def _begin(self, kind: str, name: str, tensor: Tensor) -> None:
         slot = self._found_outside(kind, name, tensor)
@@ -107,39 +95,23 @@ class Tracer:
     def _found_outside(self, kind: str, name: str, tensor: Tensor) -> int:
         slot = self._living.enlist(tensor)
         self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), weakref.ref(tensor))
-        if STEPS:
-            nodes = self._recorder.nodes
-            self.tape.nodes[slot] = nodes.begin(tensor, kind, name) if kind in ("pixels", "input") else nodes.of(tensor)
+        self._noting.outside(self.tape, slot, tensor, kind, name)
         return slot
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call that is not on the known tape, and note the operations that it consists of."""
-        if not STEPS or isinstance(func, HigherOrderOperator):
+        if not self._noting.wanted or isinstance(func, HigherOrderOperator) or (self.known and self._noting.asks(func)):
             return func(*args, **kwargs)
         if self.known:
-            if func in _ASKING:
-                return func(*args, **kwargs)
             self._resume()
         if self._living.exposed:
             for tensor in tensors_in((args, kwargs)):
                 self.slot_of(tensor)  # notices what other code has written
-        try:
-            with self._recorder:
-                return func(*args, **kwargs)
-        finally:
-            self._recorder.nodes.settle()
+        return self._noting.run(func, args, kwargs)
 
     def _resume(self) -> None:
         """Take the tensors of the known tape over, under their numbers there."""
-        if not STEPS or self._resumed == self.at:
-            return
-        self._resumed = self.at
-        living = [
-            (self.tape.nodes[slot], tensor)
-            for slot, known in enumerate(self._living.refs)
-            if slot in self.tape.nodes and (tensor := known()) is not None and self._living.slot(tensor) == slot
-        ]
-        self._recorder = Recorder(Nodes.resumed(self._stored, self.tape.facts, self.tape.origins, living), contents_of)
+        self._noting.resume(self.tape, self.at, self._living)
 
     def slot_of(self, tensor: Tensor) -> int | None:
         """Return the slot of a tensor; None if it is new, or was overwritten without interception."""
@@ -151,7 +123,7 @@ class Tracer:
             living.forget(tensor)
             return None
         if living.exposed and living.exposed.overwritten(tensor):
-            self._recorder.nodes.overwritten(tensor)  # nothing, if no steps are recorded
+            self._noting.overwritten(tensor)
             for _, other in living.sharing([memory_of(tensor)]):
                 living.forget(other)
             return None
@@ -282,7 +254,7 @@ class Tracer:
                 self._living.enlist(out)
         if same:
             self.at += 1
-            self._recorder.steps.clear()
+            self._noting.taken()
         else:
             self.met(entry.func, args, kwargs or {}, out)
 
@@ -309,7 +281,7 @@ class Tracer:
         if transformed((*args, *kwargs.values(), out)):
             return None
         if self.known and not operation_of(func).exposes and not changes(func, args, out):
-            _ASKING.add(func)
+            self._noting.asked(func)
             return None  # it only queried a size or other metadata
         while self.known:
             self._turn()
@@ -330,7 +302,7 @@ class Tracer:
         self._resume()
         self.tape = self.tape.beginning(length, len(self._living.refs))
         self.entries, self.known = self.tape.entries, False
-        self._share()
+        self._noting.share(self.tape)
         self._choices.renew(self.entries)
 
     def _same_results(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
@@ -380,7 +352,7 @@ class Tracer:
     def close(self) -> None:
         """Release all tensors."""
         self._living.clear()
-        self._recorder.nodes.clear()
+        self._noting.clear()
 
     def write(
         self,
@@ -394,12 +366,12 @@ class Tracer:
         operation = operation_of(func)
         if operation.exposes and args and isinstance(args[0], Tensor):
             self._living.exposed.add(args[0])
-        if STEPS and args and isinstance(args[0], Tensor):
-            self._handed_out(operation, args[0])
+        if args and isinstance(args[0], Tensor):
+            self._noting.handed_out(operation, args[0])
         results = results_of(args, out, operation.writes)
         if not any(isinstance(result, Tensor) for result in results):
             return None
-        steps = tuple(self._recorder.taken()) if attention is None or not attention.fused else ()
+        steps = self._noting.taken() if attention is None or not attention.fused else ()
         targets = self._targets(operation, args, kwargs, out)
         shared = self._sharing(targets) if targets else []
         for slot in (*(self._living.slot(target) for target in targets), *(slot for slot, _ in shared)):
@@ -427,8 +399,7 @@ class Tracer:
             else None
             for result in results
         )
-        if STEPS:
-            self._number(entry, results, shared)
+        self._noting.number(tape, entry, results, shared)
         if self._patches:
             tape.positions += positions_among(results, self._patches)
         if entry.returns_only(out):
@@ -439,22 +410,6 @@ class Tracer:
         tape.entries.append(entry)
         self.at += 1
         return entry
-
-    def _handed_out(self, operation: Operation, tensor: Tensor) -> None:
-        """Note a tensor whose memory was exchanged, or whose numbers other code may read."""
-        if operation.name == "set data":
-            self._recorder.nodes.forget(tensor)
-        if operation.exposes or operation.name == "tolist":
-            self._recorder.read(tensor)
-
-    def _number(self, entry: Entry, results: Sequence[Any], shared: Sequence[tuple[int, Tensor]]) -> None:
-        """Note the node of each slot that a call has made or overwritten."""
-        nodes = self._recorder.nodes
-        for made, result in zip(entry.outs, results, strict=True):
-            if made is not None:
-                self.tape.nodes[made.slot] = nodes.of(result)
-        for (_, after), (_, tensor) in zip(entry.rewritten, shared, strict=True):
-            self.tape.nodes[after] = nodes.of(tensor)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         if isinstance(value, Tensor):
