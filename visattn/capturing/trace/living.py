@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from visattn.capturing.trace.arguments import memory_of
+from visattn.capturing.trace.arguments import memory_of, tensors_in
+from visattn.capturing.trace.operations import Operation
+from visattn.capturing.trace.tape import Outside
 
 
 class Living:
@@ -69,6 +72,32 @@ class Living:
             (slot, tensor)
             for slot, known in enumerate(self.refs)
             if (tensor := known()) is not None and memory_of(tensor) in wanted and self.slot(tensor) == slot
+        ]
+
+    def targets(
+        self,
+        operation: Operation,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> list[Tensor]:
+        """Return the tensors that a call has overwritten."""
+        given = tensors_in(kwargs.get("out") if "out" in kwargs else args[0] if args else None)
+        if operation.writes or "out" in kwargs or kwargs.get("inplace") is True:
+            return given
+        if not given or out is not given[0]:
+            return []
+        slot = self.slot(out)
+        return given[:1] if slot is not None and self.is_written(slot, out) else []
+
+    def beside(self, targets: Sequence[Tensor], outside: Mapping[int, Outside]) -> list[tuple[int, Tensor]]:
+        """Return slots and tensors that share memory with overwritten tensors, without parameters and buffers."""
+        memories, own = {memory_of(target) for target in targets}, {id(target) for target in targets}
+        self.exposed.refresh(memories)
+        return [
+            (slot, tensor)
+            for slot, tensor in self.sharing(memories)
+            if id(tensor) not in own and (slot not in outside or outside[slot].kind not in ("parameter", "buffer"))
         ]
 
     def clear(self) -> None:

@@ -29,7 +29,7 @@ from visattn.capturing.trace.arguments import (
 from visattn.capturing.trace.choices import Choices
 from visattn.capturing.trace.living import Living
 from visattn.capturing.trace.noting import Noting
-from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, Operation, operation_of
+from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
 _NAMED = (
@@ -320,8 +320,8 @@ class Tracer:
                 return False
         if self._before(results) != entry.before:
             return False
-        if targets := self._targets(entry.operation, args, kwargs, out):
-            others = self._sharing(targets)
+        if targets := self._living.targets(entry.operation, args, kwargs, out):
+            others = self._living.beside(targets, self.tape.outside)
             if [slot for slot, _ in others] != [slot for slot, _ in entry.rewritten]:
                 return False
             for _, tensor in others:
@@ -372,8 +372,8 @@ class Tracer:
         if not any(isinstance(result, Tensor) for result in results):
             return None
         steps = self._noting.taken() if attention is None or not attention.fused else ()
-        targets = self._targets(operation, args, kwargs, out)
-        shared = self._sharing(targets) if targets else []
+        targets = self._living.targets(operation, args, kwargs, out)
+        shared = self._living.beside(targets, self.tape.outside) if targets else []
         for slot in (*(self._living.slot(target) for target in targets), *(slot for slot, _ in shared)):
             if slot is not None:
                 self._living.versions[slot] = None  # the write was intercepted
@@ -426,30 +426,3 @@ class Tracer:
         if isinstance(value, (tuple, list)) and kind is not torch.Size and any(isinstance(item, Tensor) for item in value):
             return STRANGE if hasattr(value, "_fields") else [self._noted(item) for item in value]
         return plain(value)
-
-    def _targets(
-        self,
-        operation: Operation,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        out: Any,  # noqa: ANN401
-    ) -> list[Tensor]:
-        """Return the tensors that a call has overwritten."""
-        given = tensors_in(kwargs.get("out") if "out" in kwargs else args[0] if args else None)
-        if operation.writes or "out" in kwargs or kwargs.get("inplace") is True:
-            return given
-        if not given or out is not given[0]:
-            return []
-        slot = self._living.slot(out)
-        return given[:1] if slot is not None and self._living.is_written(slot, out) else []
-
-    def _sharing(self, targets: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """Return slots and tensors that share memory with overwritten tensors, without parameters and buffers."""
-        memories, own = {memory_of(target) for target in targets}, {id(target) for target in targets}
-        self._living.exposed.refresh(memories)
-        outside = self.tape.outside
-        return [
-            (slot, tensor)
-            for slot, tensor in self._living.sharing(memories)
-            if id(tensor) not in own and (slot not in outside or outside[slot].kind not in ("parameter", "buffer"))
-        ]
