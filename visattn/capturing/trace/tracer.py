@@ -254,7 +254,8 @@ class Tracer:
                 self._living.enlist(out)
         if same:
             self.at += 1
-            self._noting.taken()
+            if self._noting.wanted:
+                self._noting.taken()
         else:
             self.met(entry.func, args, kwargs or {}, out)
 
