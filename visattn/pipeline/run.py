@@ -243,11 +243,14 @@ def telling_memory(pixels: Tensor) -> Iterator[None]:
         raise ResourceError(_no_room(pixels)) from error
 
 
+_CALLING = frozenset({"mode", "noting", "steps"})
+
+
 def _is_ours(error: BaseException) -> bool:
-    """Check whether the capture failed rather than the model: only the module `mode` calls the model's own operations."""
+    """Check whether the capture failed rather than the model: only some of its modules call the model's own operations."""
     *_, last = traceback.walk_tb(error.__traceback__)
     file = Path(last[0].f_code.co_filename)
-    return file.is_relative_to(Path(capturing.__file__).parent) and file.stem != "mode"
+    return file.is_relative_to(Path(capturing.__file__).parent) and file.stem not in _CALLING
 
 
 def _where(model: nn.Module, error: BaseException) -> str:

@@ -23,6 +23,7 @@ from visattn.capturing.intercept.flex import flex_call
 from visattn.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
 from visattn.capturing.intercept.owners import Owners
 from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
+from visattn.capturing.trace.noting import plainly
 from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import Attention, Entry, Operand
 from visattn.capturing.trace.tracer import Tracer
@@ -98,7 +99,7 @@ class CaptureMode(TorchFunctionMode):
             if entry is None and func not in ASK:
                 entry = tracer.expected(func, args, kwargs)
             if entry is not None and entry.attention is None:
-                run = tracer.run if entry.contents else _plainly  # contents may differ
+                run = tracer.run if entry.contents else plainly  # contents may differ
                 out = run(func, args, kwargs or {})
                 tracer.confirm(entry, args, kwargs, out)
                 if entry.kept or (entry.scoring and self._vectors):
@@ -170,7 +171,7 @@ class CaptureMode(TorchFunctionMode):
         self.calls[owner[0]] += 1
         out = self._replace(*owner, call, attention) if self._replace is not None else None
         if out is None:
-            run = tracer.run if entry is None and product is not None else _plainly
+            run = tracer.run if entry is None and product is not None else plainly
             out = whole[0] if whole is not None else _made(call, partial(run, func), args, kwargs)
         call.out = out
         if entry is None:
@@ -271,10 +272,6 @@ class CaptureMode(TorchFunctionMode):
 
 
 _ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
-
-
-def _plainly(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    return func(*args, **kwargs)
 
 
 def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401

@@ -17,6 +17,11 @@ STEPS = False  # whether operations are noted, for `visattn.capturing.placing`, 
 _ASKING: set[Callable[..., Any]] = set()  # functions that have returned no tensor
 
 
+def plainly(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Run a call without notes."""
+    return func(*args, **kwargs)
+
+
 class Noting:
     """Recorder of steps for a tracer; it does nothing unless `STEPS` is set.
 

@@ -28,7 +28,7 @@ from visattn.capturing.trace.arguments import (
 )
 from visattn.capturing.trace.choices import Choices
 from visattn.capturing.trace.living import Living
-from visattn.capturing.trace.noting import Noting
+from visattn.capturing.trace.noting import Noting, plainly
 from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
@@ -101,7 +101,7 @@ class Tracer:
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call that is not on the known tape, and note the operations that it consists of."""
         if not self._noting.wanted or isinstance(func, HigherOrderOperator) or (self.known and self._noting.asks(func)):
-            return func(*args, **kwargs)
+            return plainly(func, args, kwargs)
         if self.known:
             self._resume()
         if self._living.exposed:
