@@ -13,6 +13,7 @@ from gallery.colors import profiles_sheet
 from gallery.film import film_picture, walk_picture
 from gallery.layer import layer_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
+from gallery.readout import readout_sheet
 from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
 from gallery.space import space_pictures
 from gallery.viewer import viewer_screen
@@ -91,6 +92,7 @@ def main() -> None:
     _save("holes", _holes(model))
     _save("color_profile", profiles_sheet(model))
     _save("layer", layer_sheet(model))
+    _save("readout", readout_sheet(model))
     _save("windows", _windows())
     _save("targets", _targets(model))
     _save("remedies", _remedies(model))

@@ -41,6 +41,8 @@ class Local(TorchFunctionMode):
     query then takes the value at every second row and column.
     """
 
+    __module__ = "torch"  # a capture refuses attention that modes of others change
+
     def __init__(self, halving: Size | None = None) -> None:
         super().__init__()
         self._halving = halving

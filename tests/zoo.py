@@ -98,6 +98,8 @@ _FOUR: dict[str, Any] = {"embed_dims": (16, 16, 32, 32), "depths": (1, 1, 1, 1),
 _LEVIT: dict[str, Any] = {"embed_dim": (16, 32, 32), "key_dim": 8, "depth": (1, 1, 1), "num_heads": (1, 2, 2)}
 _GATED = 1e-2  # models with squeeze-and-excitation gates
 
+_nextvit = _timm("nextvit_small", sized=False, stem_chs=(16, 16, 16), depths=(1, 1, 5, 1))
+
 FAMILIES: dict[str, Family] = {
     "vit": Family(_timm("vit_tiny_patch16_224", **_VIT)),
     "vit of any size": Family(_timm("vit_tiny_patch16_224", sized=False, dynamic_img_size=True, **_VIT), (WIDE,)),
@@ -287,19 +289,13 @@ FAMILIES: dict[str, Family] = {
     "mobilenet v4": Family(
         lambda _: mobilenetv3._gen_mobilenet_v4("mobilenetv4_hybrid_medium", 0.25, num_classes=4), kinds=_kinds("self cross")
     ),
-    "nextvit": Family(
-        _timm("nextvit_small", sized=False, stem_chs=(16, 16, 16), depths=(1, 1, 5, 1)), kinds=_kinds("self unplaced")
-    ),
+    "nextvit": Family(_nextvit, (SQUARE,), _kinds("cross self")),
+    "nextvit wide": Family(_nextvit, (WIDE,), _kinds("self unplaced")),  # its pooled runs of tokens are no rectangles
     "shvit": Family(
         _timm("shvit_s1", sized=False, embed_dim=(32, 64, 64), depth=(1, 1, 1), partial_dim=(8, 16, 16)), leak=_GATED
     ),
     "visformer": Family(_timm("visformer_tiny", init_channels=8, embed_dim=32, depth=(1, 1, 1), num_heads=2)),
     "fastvit": Family(_timm("fastvit_sa12", sized=False, layers=(1, 1, 1, 1), embed_dims=(32, 32, 32, 64))),
-    "csatv2": Family(
-        _timm("csatv2", sized=False, dims=(16, 32, 32, 64), depths=(1, 1, 2, 2), transformer_depths=(0, 0, 1, 1)),
-        _LARGE,
-        leak=_GATED,
-    ),
     "cpubone": Family(_timm("cpubone_nano", sized=False, head_widths=(16, 16)), _LARGE),
     "lowformer": Family(_timm("lowformer_b0", sized=False, head_widths=(16, 16)), _LARGE),
     "caformer": Family(_metaformer),

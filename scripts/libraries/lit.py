@@ -20,6 +20,8 @@ _NOISE = 1e-6  # share of the largest value below which a change is rounding; ra
 class WithoutAttention(TorchFunctionMode):
     """Mode in which every attention gives zero: each token then holds what its own pixels gave, and nothing of the others."""
 
+    __module__ = "torch"  # a capture refuses attention that modes of others change
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         out = func(*args, **(kwargs or {}))
         weights = getattr(func, "__name__", "") == "softmax" and out.ndim > 2  # others are gates, such as those of experts

@@ -40,7 +40,11 @@ def lit_members(model: nn.Module, inputs: dict[str, Any], before: Recording) -> 
 
 
 def _words(model: nn.Module, inputs: dict[str, Any], before: Recording) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield what was changed, a layer, the word that must change, and the one that changes most."""
+    """Yield what was changed, a layer, the word that must change, and the one that changes most.
+
+    In a call with the words of two texts, those of the second are `word0.2`, `word1.2`, ...; each text must move its own.
+    """
+    moved: dict[int, set[str]] = {}
     for key in _IDS:
         ids = inputs.get(key)
         if not isinstance(ids, Tensor) or ids.ndim != 2:
@@ -56,7 +60,11 @@ def _words(model: nn.Module, inputs: dict[str, Any], before: Recording) -> Itera
             if record.value is None or f"{_WORD}{at}" not in record.keys.prefix:
                 continue
             change = key_changes(record, after[number])
-            yield f"{key}[0, {at}]", record.layer, f"{_WORD}{at}", _most(change[0, : len(record.keys.prefix)], record.keys)
+            found = _most(change[0, : len(record.keys.prefix)], record.keys)
+            others = moved.setdefault(number, set())
+            free = [name for name in record.keys.prefix if name.partition(".")[0] == f"{_WORD}{at}" and name not in others]
+            yield f"{key}[0, {at}]", record.layer, found if found in free else f"{_WORD}{at}", found
+            others.update([found] if found else [])
 
 
 def _queries(model: nn.Module, inputs: dict[str, Any], before: Recording) -> Iterator[tuple[str, str, str, str | None]]:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from torch import nn
 
 import visattn
 from tests.capturing.written_out import write_out
 from visattn import data
-from visattn.capturing import forget
-from visattn.capturing.following import conclusions
-from visattn.capturing.following.follower import TokenTracer
-from visattn.capturing.placing import locating, tracing
-from visattn.capturing.trace import noting
+from visattn.capturing.following.tracing import TokenTracer
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +26,3 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     begin = TokenTracer.__init__
     monkeypatch.setattr(TokenTracer, "__init__", lambda self, *args: times.append(begin(self, *args)))
     return times
-
-
-@pytest.fixture
-def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trace tokens by the operations inside each call, as `visattn.capturing.placing` does."""
-    forget()
-    with monkeypatch.context() as patched:
-        patched.setattr(noting, "STEPS", True)
-        patched.setattr(conclusions, "TokenTracer", tracing.TokenTracer)
-        patched.setattr(conclusions, "locate", locating.locate)
-        yield
-    forget()

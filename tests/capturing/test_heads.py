@@ -70,6 +70,30 @@ def test_tokens_that_bypass_a_pooling_attention_are_noticed() -> None:
         assert all((truth.latents is not None) == whole for truth in truths(case, case.inputs[0]).values())
 
 
+# what the library says about the heads
+
+
+def check(found: judge.Verdict) -> None:
+    assert found.verdict not in ("wrong", "failed"), found.wrong
+    assert not found.read.startswith("wrong"), found.read
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name.startswith("composed") else name for name in HEADS]
+)
+def test_query_of_a_head_is_the_one_that_it_reads(name: str) -> None:
+    check(cases.judge(name))
+
+
+@pytest.mark.parametrize("name", timm_and_transformers.MODELS)
+def test_query_of_a_classifier_is_the_one_that_it_reads(name: str) -> None:
+    found = timm_and_transformers.judge(name)
+    check(found)
+    assert found.verdict != "refused although provable"
+    refused = [setting for setting, claim in found.claims.items() if "refused" in claim]
+    assert not any(setting.startswith("relevance") for setting in refused)  # with the gradient of a score, none is refused
+
+
 # the judge can fail
 
 
@@ -201,8 +225,6 @@ def test_read_is_the_query_of_each_photo_and_mask(kind: str) -> None:
     """Judge `query="read"`: the measured shares as weights."""
     make, name = DIFFERENT[kind]
     (one, first), (other, second) = make(name)
-    if reason := judge.offers_read(one):
-        pytest.skip(reason)
     assert judge.read_error(one, first) == ""
     assert judge.read_error(other, second) == ""
     assert judge.read_error(one, second), "the maps of both queries are equal, so this test shows nothing"
@@ -210,8 +232,6 @@ def test_read_is_the_query_of_each_photo_and_mask(kind: str) -> None:
 
 def test_each_image_of_a_batch_has_a_read_query_of_its_own() -> None:
     recording, truth = scored("max")
-    if reason := judge.offers_read(recording):
-        pytest.skip(reason)
     assert judge.read_error(recording, truth) == ""
     swapped = truth._replace(tokens=truth.tokens.flip(0), stream=truth.stream.flip(0))
     assert judge.read_error(recording, swapped)
@@ -221,8 +241,6 @@ def test_read_without_a_gradient_is_refused_or_right() -> None:
     model, x = Model(HEADS["max"]), images()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(x)
-    if reason := judge.offers_read(recording):
-        pytest.skip(reason)
     case = cases.case(HEADS["max"])
     try:
         assert judge.read_error(recording, truths(case, (x,))[""]) == ""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils.checkpoint import checkpoint
 
 import visattn
 from tests import tiny
@@ -294,3 +295,38 @@ def test_captures_of_a_model_and_its_submodule_can_be_nested(whole_first: bool) 
             assert len(recording) == 2
         for model in (whole, part):
             assert all(map(torch.equal, weights(run(model, x)), expected))
+
+
+class Strided(nn.Module):
+    """Model in which a call returns its argument or a copy, depending on the strides of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 16, 16)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        pixels = torch.sin(pixels).contiguous()
+        tokens = self.embed(pixels).flatten(2).mT
+        return self.attention(tokens, tokens, tokens)[0].mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    "layouts", [(torch.contiguous_format, torch.channels_last), (torch.channels_last, torch.contiguous_format)]
+)
+def test_a_call_that_copies_in_one_forward_pass_and_not_in_another_keeps_places(
+    layouts: tuple[torch.memory_format, ...], checkpointed: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Strided().eval()
+    for layout in (*layouts, *layouts):
+        pixels = tiny.pixels(2).contiguous(memory_format=layout).requires_grad_()
+        with visattn.capture(model) as recording:
+            out = checkpoint(model, pixels, use_reentrant=False) if checkpointed else model(pixels)
+        assert [record.kind for record in recording] == ["self"]
+        assert recording.reads == "mean"
+        out.sum().backward()
+        fresh = Strided().eval()
+        fresh.load_state_dict(model.state_dict())
+        torch.testing.assert_close(weights(recording), weights(run(fresh, pixels.detach())), rtol=0, atol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -118,6 +119,32 @@ def test_one_hot_row_lights_the_pixels_of_its_patch(seen: Seen) -> None:
             expected = torch.zeros(size)
             expected[rows, columns] = 1
             assert_same_pixels(torch.from_numpy(lit), expected, f"{layout.grid} cell {cell}")
+
+
+def test_model_that_mixes_the_images_of_a_batch_is_placed_for_one_image_alone() -> None:
+    """Check csatv2, whose spatial blocks multiply `(B, N)` by `(N, B)`: an image of a batch attends to the others."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        small = {"dims": (16, 32, 32, 64), "depths": (1, 1, 2, 2), "transformer_depths": (0, 0, 1, 1)}
+        model = timm.create_model("csatv2", num_classes=4, **small).eval().double()
+        pixels = torch.randn(1, 3, 256, 256).double()
+    alone = places.look(model, pixels)
+    assert [(record.kind, record.keys.grid) for record in alone] == [("self", (8, 8)), ("self", (4, 4))]
+    grids = dict(zip(places.grids_of(alone), alone, strict=True))
+    for probe in places.probes(list(grids)):
+        record = grids[probe.grid]
+        changed = pixels.clone()
+        rows, columns = places.rectangle((256, 256), probe.grid, probe.cell)
+        changed[..., rows, columns] += 3
+        after = next(one for one in places.look(model, changed) if one.layer == record.layer)
+        assert record.value is not None
+        assert after.value is not None
+        changes = (after.value - record.value).abs().amax((0, 1, 3))
+        assert int(changes.argmax()) == places.token_of(record.keys, probe.cell)
+    together = places.look(model, pixels.repeat(2, 1, 1, 1))
+    assert {(record.kind, record.reason) for record in together} == {
+        ("unplaced", "its tokens could not be traced from the pixels beyond matmul")
+    }
 
 
 def assert_same_pixels(lit: Tensor, expected: Tensor, what: str) -> None:

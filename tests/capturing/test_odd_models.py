@@ -707,7 +707,7 @@ class PairsMerged(Odd):
 class SimilarMerged(Odd):
     """The most similar tokens are averaged, as in ToMe: each image merges its own."""
 
-    expected = ("self 8x12", "refused: its tokens could not be traced from the pixels beyond max")
+    expected = ("self 8x12", "refused: its tokens could not be traced from the pixels beyond scatter_reduce")
 
     def forward(self, x: Tensor) -> Tensor:
         t = self.tokens(x)

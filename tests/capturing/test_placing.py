@@ -1,4 +1,4 @@
-"""Tokens traced by the operations inside each call: moves that are found or refused, and families that are placed as before."""
+"""Tokens traced by the operations inside each call: moves that are found or refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import visattn
-from tests import zoo
 from tests.capturing.moving import GRID, WIDTH, Moving, image, judged
-from visattn.capturing import forget
-from visattn.capturing.placing.steps import Nodes, Recorder
+from visattn.capturing.placing.nodes import Nodes
+from visattn.capturing.placing.steps import Recorder
 from visattn.capturing.placing.table import ROWS, contents_of, row_of
-from visattn.records import Recording
 
 Change = Callable[[Any, Tensor], Tensor]
 COUNT = GRID[0] * GRID[1]
@@ -82,45 +79,14 @@ PLACED: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", [*WRITES, *OTHERS])
-@pytest.mark.usefixtures("stepped")
 def test_moves_within_one_pass_are_right_or_refused(name: str) -> None:
     found = judged(Moving((WRITES | OTHERS)[name]), image())
     assert not found.startswith("wrong"), found
 
 
 @pytest.mark.parametrize("name", list(PLACED))
-@pytest.mark.usefixtures("stepped")
 def test_moves_that_can_be_proven_are_placed(name: str) -> None:
     assert judged(Moving(PLACED[name]), image()) == "right"
-
-
-FAMILIES = ["vit with registers", "swin", "cait", "xcit", "crossvit", "halonet", "levit", "torchvision maxvit", "mvit v2"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_are_placed_as_before(name: str, request: pytest.FixtureRequest) -> None:
-    family = zoo.FAMILIES[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model, pixels = family.build(family.sizes[0]).eval(), torch.randn(2, 3, *family.sizes[0])
-    forget()
-    before, output = _seen(model, pixels)
-    request.getfixturevalue("stepped")
-    after, again = _seen(model, pixels)
-    later, _ = _seen(model, pixels)
-    assert _facts(before) == _facts(after) == _facts(later)
-    assert all(one.kind != "unplaced" for one in after)
-    assert torch.equal(output, again)
-
-
-def _seen(model: torch.nn.Module, pixels: Tensor) -> tuple[Recording, Tensor]:
-    with torch.no_grad(), visattn.capture(model) as recording:
-        output = model(pixels)
-    return recording, output
-
-
-def _facts(recording: Recording) -> list[object]:
-    return [(one.layer, one.call, one.kind, one.queries, one.keys, one.reason, one.follows) for one in recording]
 
 
 def test_every_operation_of_the_table_exists() -> None:

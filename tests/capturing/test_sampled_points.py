@@ -195,7 +195,7 @@ def test_sampled_attention_cannot_be_edited() -> None:
 
 
 def detector(kind: str) -> nn.Module:
-    """Build a small detector of transformers, with random points."""
+    """Build a small detector of transformers, with random points; those of its encoder are at its own cells."""
     torch.manual_seed(0)
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 6, "encoder_attention_heads": 2}
     more = {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
@@ -218,7 +218,8 @@ def detector(kind: str) -> nn.Module:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "sampling_offsets" in name or "attention_weights" in name:
-                parameter.copy_(torch.randn(parameter.shape))
+                own = "encoder." in name and "sampling_offsets" in name
+                parameter.copy_(torch.zeros(parameter.shape) if own else torch.randn(parameter.shape))
     return model.eval()
 
 
@@ -240,3 +241,16 @@ def test_decoders_of_transformers(kind: str) -> None:
         assert record.keys.grid == max(grids)
         expected = by_loops(2 * locations - 1, weights, grids)
         torch.testing.assert_close(record.operator.dense(), expected, rtol=0, atol=1e-5)
+
+
+def test_decoders_behind_an_encoder_that_reads_elsewhere_are_not_recorded() -> None:
+    """Refuse what is read from its maps: the values there come from other cells."""
+    model = detector("DeformableDetr")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "encoder." in name and "sampling_offsets" in name:
+                parameter.copy_(torch.randn(parameter.shape))
+        with visattn.capture(model) as recording:
+            model(pixel_values=torch.randn(BATCH, 3, 64, 96, generator=torch.Generator().manual_seed(1)))
+    assert [record.kind for record in recording] == ["self", "unplaced"]
+    assert sum("reads values at points" in unseen.reason for unseen in recording.unseen) == 3

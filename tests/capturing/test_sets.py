@@ -289,3 +289,109 @@ def test_a_word_is_asked_for_by_its_number_in_the_input() -> None:
     assert torch.allclose(found.at(batch=0, head=0).values.flatten(), recording[1].operator.dense()[0, 0, 3], atol=1e-6)
     with pytest.raises(OptionError, match="unknown query 'word:9'"):
         visattn.methods.attention(recording, query="word:9", call=1)
+
+
+class TwoTexts(Moving):
+    """Model whose patches attend to the words of two texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, WIDTH)
+
+    def forward(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        t = torch.cat([self.words(first), self.words(second), self.tokens(x)], 1)[:, None]
+        return F.scaled_dot_product_attention(t, t, t).mean((1, 2))
+
+
+def test_words_of_a_second_text_have_names_of_no_others() -> None:
+    with torch.no_grad(), visattn.capture(model := TwoTexts().eval()) as recording:
+        model(image(), torch.arange(13)[None], torch.arange(2)[None])
+    assert recording[0].queries.prefix == (*(f"word{i}" for i in range(13)), "word0.2", "word1.2")
+
+
+class Contents(Decoder):
+    """Decoder whose queries attend to each other by a layer of their content plus their place, as in Conditional DETR."""
+
+    def __init__(self, content: Callable[[Tensor], Tensor], written: bool) -> None:
+        super().__init__(written)
+        self.content = content
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = self.query_embed.weight[None].repeat(len(x), 1, 1)
+        q = self.part(self.content(place)) + self.part(place)
+        return attended(self.written, q, q, self.content(place)) + 0 * self.tokens(x).sum()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("written", [False, True])
+def test_queries_that_begin_with_zeros_are_told_apart_by_their_places(written: bool, batch: int) -> None:
+    model, x = Contents(torch.zeros_like, written), image(batch=batch)
+    (before,) = see(model, x)
+    assert (before.kind, before.queries.prefix) == ("self", tuple(f"query{i}" for i in range(4)))
+    with torch.no_grad():
+        model.query_embed.weight[2] += 5
+    (after,) = see(model, x)
+    changed = (after.operator.dense() - before.operator.dense()).abs().amax((0, 1, 3))
+    assert int(changed.argmax()) == before.queries.prefix.index("query2")
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda place: torch.zeros_like(place) + place[:, :1],
+        lambda place: torch.zeros_like(place).add_(place[:, 3:]),
+        lambda place: torch.zeros_like(place).copy_(place[:, 3:]),
+    ],
+)
+def test_queries_that_begin_with_one_of_them_are_refused(content: Callable[[Tensor], Tensor], written: bool) -> None:
+    (record,) = see(Contents(content, written), image(batch=2))
+    assert record.kind == "unplaced"
+
+
+def inverse(order: Tensor, put: Callable[[Tensor, Tensor, Tensor], Any]) -> Tensor:
+    """Write the numbers of places into memory that was never written, as routers of experts do."""
+    made = torch.empty_like(order)
+    put(made, order, torch.arange(len(order)))
+    return made % len(order)
+
+
+PUTS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "index": lambda made, order, numbers: made.__setitem__(order, numbers),
+    "scatter": lambda made, order, numbers: made.scatter_(0, order, numbers),
+    "index_copy": lambda made, order, numbers: made.index_copy_(0, order, numbers),
+    "mask": lambda made, order, numbers: made.__setitem__(torch.ones_like(order, dtype=torch.bool), numbers[order]),
+}
+PARTIAL: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "one twice": lambda made, order, numbers: made.__setitem__(order.clamp(max=2), numbers),
+    "all but one": lambda made, order, numbers: made.__setitem__(order[1:], numbers[1:]),
+    "added": lambda made, order, numbers: made.index_put_((order,), numbers, accumulate=True),
+    "scattered and added": lambda made, order, numbers: made.scatter_add_(0, order, numbers),
+}
+
+
+def reordering(put: Callable[[Tensor, Tensor, Tensor], Any]) -> Decoder:
+    class Reordering(Decoder):
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.query_embed.weight[inverse(torch.tensor([2, 0, 3, 1]), put)].expand(len(x), -1, -1)
+            return attended(False, q, q, q) + 0 * self.tokens(x).sum()
+
+    return Reordering()
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_an_index_that_was_written_as_a_whole_keeps_names(name: str) -> None:
+    model, x = reordering(PUTS[name]), image(batch=2)
+    (before,) = see(model, x)
+    assert (before.kind, before.queries.prefix) == ("self", tuple(f"query{i}" for i in range(4)))
+    with torch.no_grad():
+        model.query_embed.weight[2] += 5
+    (after,) = see(model, x)
+    changed = (after.operator.dense() - before.operator.dense()).abs().amax((0, 1, 3))
+    assert int(changed.argmax()) == before.queries.prefix.index("query2")
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_an_index_of_which_something_was_never_written_is_refused(name: str) -> None:
+    (record,) = see(reordering(PARTIAL[name]), image(batch=2))
+    assert record.kind == "unplaced"

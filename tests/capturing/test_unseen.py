@@ -207,8 +207,7 @@ def test_tokens_of_another_input_are_foreign_prefix_tokens() -> None:
     assert record.keys.prefix == tuple(f"foreign{i}" for i in range(96))
     with pytest.raises(OptionError, match="the model itself also attends to tokens of another input of the model"):
         visattn.methods.rollout(recording, query="mean")
-    with pytest.raises(OptionError, match="output is computed from is not known"):
-        visattn.methods.attention(recording)
+    assert visattn.methods.attention(recording).provenance.parameters["query"] == "all"
 
 
 def test_keys_of_another_input_are_tokens_that_lie_nowhere_in_the_image() -> None:

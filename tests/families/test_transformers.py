@@ -25,12 +25,16 @@ QUICK = {
 FULL = {
     "Florence2ForConditionalGeneration": "7 self, 5 channel, 2 self among words, 2 cross",
     "LlavaNextForConditionalGeneration": "4 self",
-    "Mask2FormerForUniversalSegmentation": "8 self, 1 pool, 1 self among pool",
     "Qwen2_5_VLForConditionalGeneration": "4 self",
     "Sam2Model": "9 self, 3 cross, 2 self among pool, 3 pool, 2 cross among pool",
     "TimesformerModel": "4 self",
     "VideoMAEForVideoClassification": "2 self",
     "VisionEncoderDecoderModel": "2 self, 2 self among words, 2 cross",
+}
+
+FAR = {  # the attention behind a deformable encoder, whose points lie beyond the cells of their tokens
+    "Mask2FormerForUniversalSegmentation": ("8 self, 1 unplaced, 1 self among pool", "up to 16.0 cells away"),
+    "OneFormerForUniversalSegmentation": ("8 self, 6 unplaced", "up to 16.0 cells away"),
 }
 
 
@@ -47,11 +51,15 @@ def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
 
 
 def placed(row: dict[str, Any], kinds: str) -> bool:
+    return bool(row["calls"] == row["placed"] and is_true(row, kinds))
+
+
+def is_true(row: dict[str, Any], kinds: str) -> bool:
     right, lit = row["lit cells"].split(" of ")
     assert row["kinds"] == kinds
     assert row["output"] == "same"
     assert not row["wrong"]
-    return bool(row["calls"] == row["placed"] and int(right) == int(lit) > 0)
+    return int(right) == int(lit) > 0
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -63,6 +71,15 @@ def test_all_calls_are_placed_and_lit_cells_are_found(name: str, row: Callable[[
 @pytest.mark.parametrize("name", FULL)
 def test_all_calls_of_larger_models_are_placed(name: str, row: Callable[[str], dict[str, Any]]) -> None:
     assert placed(row(name), FULL[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAR)
+def test_attention_behind_points_that_lie_far_is_refused(name: str, row: Callable[[str], dict[str, Any]]) -> None:
+    kinds, reason = FAR[name]
+    made = row(name)
+    assert is_true(made, kinds)
+    assert reason in made["refused"]
 
 
 def test_word_maps_of_blip_equal_its_own_cross_attentions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ def test_choosing_a_layer_or_patch_of_a_pooling_model_selects_its_self_attention
         ({"layer": "norm"}, OptionError, "layer must be one of blocks.0.attn, .*, got 'norm'"),
         ({"fusion": "median"}, OptionError, "unknown fusion 'median'"),
         ({"query": "patch:5,0"}, OptionError, "patch 5,0 lies outside the grid of 5 x 7"),
-        ({"query": "patch:1"}, OptionError, "unknown query 'patch:1'; known: auto, cls"),
+        ({"query": "patch:1"}, OptionError, "unknown query 'patch:1'; known: auto, read, cls"),
         ({"query": "register:7"}, OptionError, "no token 'register:7'; its prefix tokens: cls, distillation"),
         ({"query": "clss"}, OptionError, "unknown query 'clss'"),
         ({"query": "pixel:3,4"}, OptionError, "a pixel query needs the photo's geometry"),

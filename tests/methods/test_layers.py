@@ -62,7 +62,7 @@ def test_parallel_layers_are_not_multiplied() -> None:
 
     assert methods.rollout(run(parallel=False), query="mean").values.shape == (1, *tiny.GRID)
     with pytest.raises(
-        OptionError, match=r"the token that this model's output is computed from is not known\. Choose the query: mean"
+        OptionError, match=r"the query is not known: the model's output holds each token apart\. Choose the query: mean"
     ):
         methods.rollout(run(parallel=False))
     with pytest.raises(OptionError, match="second does not follow first but the pixels, so layers cannot be multiplied"):

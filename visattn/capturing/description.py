@@ -12,6 +12,9 @@ from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
 Placement = tuple[Kind, TokenLayout, TokenLayout]  # kind, queries, keys
+Place = Callable[
+    [nn.Module, int, int, tuple[int, int]], Placement
+]  # takes the owner, the numbers of queries and keys, and the input size
 
 
 @dataclass(frozen=True)
@@ -43,4 +46,4 @@ class ModelDescription:
     answers_at_keys: Callable[[nn.Module], bool] = lambda _: False
     ends: tuple[str, ...] = ()
     stated: bool = False
-    place: Callable[[nn.Module, int, int, tuple[int, int]], Placement] | None = None
+    place: Place | None = None

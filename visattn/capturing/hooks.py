@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from visattn.capturing.placing.apart import hidden
+
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
@@ -58,17 +60,19 @@ class ModuleCalls:
     def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         acts = self.before.get(id(module))
         if acts is not None and not self.elsewhere():
-            for act in acts:
-                act(module, args)
+            with hidden():
+                for act in acts:
+                    act(module, args)
 
     def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
         acts = self.after.get(id(module))
         if acts is None or self.elsewhere():
             return None
         replaced = None
-        for act in acts:
-            given = act(module, args, output if replaced is None else replaced)
-            replaced = given if given is not None else replaced
+        with hidden():
+            for act in acts:
+                given = act(module, args, output if replaced is None else replaced)
+                replaced = given if given is not None else replaced
         return replaced
 
 

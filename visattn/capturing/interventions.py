@@ -86,7 +86,7 @@ def _edited(
             f"{layer}: it weights points that it computes, not tokens, so its weights cannot be edited. Choose another layer."
         )
     if arrangement.reason:
-        raise LayoutError(f"{layer}: {arrangement.reason}, so its tokens cannot be located. Choose another layer.")
+        raise LayoutError(f"{layer}: {arrangement.why}, so its tokens cannot be located. Choose another layer.")
     weights = call.weigh()
     given = arrangement.take(weights)
     blocks = given if given.ndim == 5 else given[:, :, None]

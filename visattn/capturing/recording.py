@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from visattn._support.publish import listening
 from visattn._support.types import Role
 from visattn.capturing.description import ModelDescription
 from visattn.capturing.finite import Sums
+from visattn.capturing.following.conclusions import Conclusions
+from visattn.capturing.following.readouts import APART, VALUES
+from visattn.capturing.forward import Forward
 from visattn.capturing.gates import telling
 from visattn.capturing.hooks import with_first
 from visattn.capturing.intercept.calls import Call, own
@@ -22,7 +26,7 @@ from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.trace.tape import Attention
 from visattn.capturing.watching import Watch
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
-from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout, UnseenAttention
+from visattn.records import AttentionRecord, FeatureRecord, Readout, Recording, Source, TokenLayout, UnseenAttention
 
 Features = str | Sequence[str]  # "last", "all", "none", or globs of module names
 
@@ -102,7 +106,7 @@ class _Session:
         self._wanted = False  # whether features were requested by name, or a gate was found
         self._names = self.watch.names
         self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
-        self._features: list[Callable[[], None]] = []
+        self._features: list[Callable[[Forward], None]] = []
         self._stream: dict[str, _Stream] = {}  # last input of each module that attention is added to
 
     def _drop(self) -> None:
@@ -124,62 +128,86 @@ class _Session:
             self._sums.add(call.sources())
         self._calls.append((owner, call, attention, stream))
 
-    def _ended(self) -> None:
+    def _ended(self, forward: Forward) -> None:
         """Build the records of a forward pass."""
-        self.recording.input_size, self.recording.images = self.watch.input_size, self.watch.batch
+        self.recording.input_size, self.recording.images = forward.inputs
         calls, features = list(self._calls), list(self._features)
         self._drop()
         while calls:
-            self._record(*calls.pop(0))
+            self._record(forward, *calls.pop(0))
         for make in features:
-            make()
+            make(forward)
         if self.keeps_last:
-            self._keep_last()
-        found = self.watch.ended()
-        unseen = dict(found.unseen) if found else {}
+            self._keep_last(forward)
+        conclusions = forward.conclusions()
+        unseen = {} if conclusions is None else dict(conclusions.unseen)
         if self.watch.hidden:  # these layers already explain the tensors of unknown origin
             unseen.pop("", None)
         unseen.update(self.watch.hidden)
-        self.recording.unseen.extend(UnseenAttention(layer, self.watch.forward, reason) for layer, reason in unseen.items())
-        if found is not None and not self._description.stated:
-            self.recording.readouts[self.watch.forward] = found.readout
+        self.recording.unseen.extend(UnseenAttention(layer, forward.number, reason) for layer, reason in unseen.items())
+        if conclusions is not None and not self._description.stated:
+            self.recording.readouts[forward.number] = self._read(forward, conclusions)
 
-    def _record(self, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
+    def _read(self, forward: Forward, conclusions: Conclusions) -> Readout:
+        """Return what the output of this forward pass is computed from."""
+        cut, readouts = conclusions.cut, conclusions.readouts
+        if cut is None or readouts is None:
+            return Readout()
+        known = readouts.shares() if cut.pools else None
+        pools = {call[0].queries for call in conclusions.calls.values() if call is not None and call[0].kind == "pool"}
+        made = []
+        for number, part in enumerate(cut.parts):
+            tensor = forward.kept(part.slot)
+            readout = Readout(
+                "" if cut.pools else self._description.readout,
+                part.layout,
+                shares=None if known is None else known[number],
+                reason=(VALUES if cut.pools else APART) if known is None else "",
+                pools=part.layout in pools,
+                source=None if tensor is None else Source(tensor, partial(part.take, images=readouts.images)),
+            )
+            made.append(readout.named())
+        alike = len({readout.query for readout in made}) == 1
+        return made[-1] if alike else Readout(reason="the output is computed from several sets of tokens")
+
+    def _record(self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
         layer = attention.layer
         matches = self._matches(layer)
-        located = self.watch.arranged(call, attention, owner) if matches or attention.doubtful else None
+        located = forward.arrangement(call, attention, owner) if matches or attention.doubtful else None
         if not matches and (located is not None or not attention.doubtful):
             self._passed_by[layer] = None
         if not matches or located is None:
             return
         arrangement, follows = located
-        operator = call.operator(arrangement, self.watch.vectors(attention) if self._values else None)
+        operator = call.operator(arrangement, forward.vectors(attention) if self._values else None)
         self.recording.records.append(
             AttentionRecord(
                 layer=layer,
                 call=attention.call,
-                forward=self.watch.forward,
+                forward=forward.number,
                 kind=arrangement.kind,
                 operator=operator,
                 queries=arrangement.queries,
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
-                output_weight=self._output_weight(owner, call, attention, arrangement),
-                residual=self._residual(stream, arrangement.queries),
+                output_weight=self._output_weight(forward, owner, call, attention, arrangement),
+                residual=self._residual(forward, stream, arrangement.queries),
                 follows=follows,
-                reason=arrangement.reason,
+                reason=arrangement.why,
                 source=call.source(arrangement) if self._gradients else None,
             )
         )
 
-    def _output_weight(self, owner: nn.Module, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
+    def _output_weight(
+        self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, arrangement: Arrangement
+    ) -> Tensor | None:
         known = self._description.output_weight(owner)
-        return known if known is not None or not self._values else self.watch.output_weight(call, attention, arrangement)
+        return known if known is not None or not self._values else forward.output_weight(call, attention, arrangement)
 
-    def _keep_last(self) -> None:
+    def _keep_last(self, forward: Forward) -> None:
         """Keep, of the token features of this forward pass, the last that lie on a grid, or the last of all if none do."""
         kept = self.recording.features
-        here = [feature for feature in kept if feature.role == "tokens" and feature.forward == self.watch.forward]
+        here = [feature for feature in kept if feature.role == "tokens" and feature.forward == forward.number]
         located = [feature for feature in here if feature.layout is not None and feature.layout.grid]
         dropped = set(map(id, here)) - set(map(id, (located or here)[-1:]))
         self.recording.features = [feature for feature in kept if id(feature) not in dropped]
@@ -204,8 +232,8 @@ class _Session:
 
         return keep
 
-    def _residual(self, stream: _Stream | None, queries: TokenLayout) -> Tensor | None:
-        tokens = None if stream is None else self.watch.tokens(stream.slot)
+    def _residual(self, forward: Forward, stream: _Stream | None, queries: TokenLayout) -> Tensor | None:
+        tokens = None if stream is None else forward.tokens(stream.slot)
         return tokens.take(stream.value) if stream is not None and tokens is not None and tokens.layout == queries else None
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
@@ -219,10 +247,10 @@ class _Session:
             output = self._begun(first)
             value = _owned(output)
 
-            def make() -> None:
-                tokens = self.watch.tokens(slot)
+            def make(forward: Forward) -> None:
+                tokens = forward.tokens(slot)
                 if tokens is not None:
-                    self._keep(layer, "tokens", output, value, tokens.take, tokens.layout)
+                    self._keep(forward, layer, "tokens", output, value, tokens.take, tokens.layout)
 
             self._features.append(make)
             return None if output is first else with_first(given, output)
@@ -241,14 +269,14 @@ class _Session:
             output = self._begun(first)
             value = _owned(output)
 
-            def make() -> None:
-                tokens = self.watch.tokens(slot)
+            def make(forward: Forward) -> None:
+                tokens = forward.tokens(slot)
                 if tokens is not None and first.ndim == 3:
-                    self._keep(layer, "tokens", output, value, tokens.take, tokens.layout)
+                    self._keep(forward, layer, "tokens", output, value, tokens.take, tokens.layout)
                 elif tokens is not None and tokens.order is None and len(tokens.layout.grid) == 2:
-                    self._keep(layer, "activation", output, value, tokens.maps, tokens.layout)
+                    self._keep(forward, layer, "activation", output, value, tokens.maps, tokens.layout)
                 else:
-                    self._keep(layer, "activation", output, value, torch.Tensor.detach)
+                    self._keep(forward, layer, "activation", output, value, torch.Tensor.detach)
 
             self._features.append(make)
             # the clone keeps its gradient if the model then writes into the output in place, as torchvision's DenseNet does
@@ -274,16 +302,17 @@ class _Session:
         slot = self.watch.want(gate if features is None else features) if placed else None
         whole, size = role in ("transform", "glimpse"), gate.shape[2:]
 
-        def make() -> None:
-            tokens = self.watch.tokens(slot)
+        def make(forward: Forward) -> None:
+            tokens = forward.tokens(slot)
             layout = tokens.layout if tokens is not None and tokens.order is None else None
             layout = layout if layout is not None and (whole or layout.grid == size) else None
-            self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, value, layout=layout))
+            self.recording.features.append(FeatureRecord(layer, forward.number, role, value, layout=layout))
 
         self._features.append(make)
 
     def _keep(
         self,
+        forward: Forward,
         layer: str,
         role: Role,
         output: Tensor,
@@ -294,7 +323,7 @@ class _Session:
         source = Source(output, take) if self._gradients else None
         kept = take(value)
         kept = kept if kept.is_contiguous() else kept.contiguous()
-        self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, kept, layout=layout, source=source))
+        self.recording.features.append(FeatureRecord(layer, forward.number, role, kept, layout=layout, source=source))
 
     def finish(self) -> None:
         """Check that the recording is neither empty nor holds NaN or infinite values.

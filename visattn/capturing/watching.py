@@ -12,20 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from visattn.capturing.description import ModelDescription
-from visattn.capturing.following.conclusions import Conclusions, Located, conclude
-from visattn.capturing.following.locations import by_rule
-from visattn.capturing.following.packing import batch_of, packed_size
-from visattn.capturing.following.projections import Projections, features_of
-from visattn.capturing.following.vectors import Vectors, vectors_of
+from visattn.capturing.following.conclusions import Conclusions, Located, concluded
+from visattn.capturing.following.inputs import batch_of, packed_size
+from visattn.capturing.forward import Forward, Inputs, placed
 from visattn.capturing.hooks import ModuleCalls, keywords, running
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
 from visattn.capturing.intercept.no_compile import uncompiled
-from visattn.capturing.tokens.arrangement import Arrangement, Tokens
-from visattn.capturing.trace.caches import kept_tensors, tensors_within
+from visattn.capturing.placing.weak import exchanging
 from visattn.capturing.trace.tape import TAPES, Attention, Tape
 from visattn.capturing.trace.tracer import Tracer
-from visattn.errors import CaptureError, LayoutError, UnsupportedModel
+from visattn.errors import CaptureError, UnsupportedModel
 
 # a TorchScript part that calls one of these may compute attention
 _COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")
@@ -38,7 +35,6 @@ class Watch:
         forward: Index of the running forward pass; -1 before the first.
         images: Whether any forward pass received an image.
         whole: Whether the whole model was called, and not only a part of it.
-        input_size: `(height, width)` of the image; `(0, 0)` without an image.
         modules: Callbacks that run before and after module calls.
     """
 
@@ -49,7 +45,7 @@ class Watch:
         receive: Receive,
         replace: Replace | None = None,
         *,
-        finish: Callable[[], None] = lambda: None,
+        finish: Callable[[Forward], None] = lambda _: None,
         drop: Callable[[], None] = lambda: None,
         remember: bool = True,
         gradients: bool = False,
@@ -78,15 +74,14 @@ class Watch:
             raise UnsupportedModel(
                 "a TorchScript model runs outside Python, so its attention cannot be captured. Use the original module."
             )
-        self.forward, self.images, self.whole, self.input_size = -1, False, False, (0, 0)
+        self.forward, self.images, self.whole = -1, False, False
         self.modules = ModuleCalls()
         self._model, self._description, self._finish, self._drop = model, description, finish, drop
         self._remember, self._gradients = remember, gradients
         self._mode = CaptureMode(model, receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
-        self.batch = 0
-        self._tape: Tape | None = None
+        self._inputs = Inputs()
         self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
         self._parts = frozenset(id(part) for part, name in self.names.items() if name and name.count(".") < 2)
         self._slots: set[int] = set()  # slots whose tokens were requested
@@ -102,10 +97,16 @@ class Watch:
         with ExitStack() as stack:
             stack.callback(self._clear)
             stack.enter_context(uncompiled())
+            stack.enter_context(exchanging(self._exchanged))
             stack.enter_context(self._mode)
             stack.enter_context(self.modules.watched())
             yield
             self._end(None)
+
+    def _exchanged(self, tensor: Tensor) -> None:
+        tracer = self._mode.tracer
+        if tracer is not None:
+            tracer.exchanged(tensor)
 
     def _clear(self) -> None:
         """Break all reference cycles, so that nothing waits for the garbage collector."""
@@ -129,78 +130,25 @@ class Watch:
         """Layers whose attention cannot be recorded, and why."""
         return self._mode.hidden
 
-    # --- conclusions
-
     def arranged(self, call: Call, attention: Attention, owner: nn.Module) -> Located | None:
-        """Return the arrangement of a call's tokens, and the layer and call that it follows; None if the call is a gate.
-
-        It can be called during the forward pass and at its end.
+        """Return the arrangement of a call that is about to run, and the layer and call that it follows; None if it is a gate.
 
         Raises:
             LayoutError: If the tokens are placed by a rule that does not fit.
         """
         if self._description.place is not None:
-            try:
-                placement = self._description.place(owner, call.rows, call.columns, self.input_size)
-                return by_rule(placement, call, self.batch), None
-            except LayoutError:
-                if attention.doubtful:
-                    return None
-                raise
-        tape, tracer = self._tape, self._mode.tracer
-        if tape is None:
-            assert tracer is not None  # noqa: S101 - a forward pass is running
-            if tracer.known:  # the same as that tape so far, and locations do not depend on later operations
-                return self.conclusions(tracer.tape).calls[attention]
-            if self._partial is None:
-                self._partial = Conclusions(tracer.tape)
+            return placed(self._description.place, call, attention, owner, self._inputs)
+        tracer = self._mode.tracer
+        assert tracer is not None  # noqa: S101 - a forward pass is running
+        if tracer.known:  # the same as that tape so far, and locations do not depend on later operations
+            return concluded(tracer.tape, self._slots).calls[attention]
+        if self._partial is None:
+            self._partial = Conclusions(tracer.tape)
+        with torch._C.DisableTorchFunction():
             return self._partial.of_call(tracer.tape, attention)
-        return self.conclusions(tape).calls[attention]
-
-    def output_weight(self, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
-        """Return the weight of the output projection that the tape shows behind a call whose values were kept; see `Projections`."""
-        if self._tape is None or self._description.place is not None or arrangement.kind == "sampled":
-            return None
-        known = self._tape.projections
-        if not isinstance(known, Projections):
-            known = self._tape.projections = Projections(self._tape)
-
-        def features() -> Tensor | None:
-            found = features_of(arrangement, attention, call.value.shape[-1])
-            return None if found is None else call.laid_out(found)
-
-        return known.weight(self._tape, attention, features)
-
-    def vectors(self, attention: Attention) -> Vectors | None:
-        """Return where the queries and keys of a call are among the operands of its scores; None if it is unknown."""
-        tape = self._tape
-        if tape is None:
-            return None
-        if attention not in tape.vectors:
-            tape.vectors[attention] = vectors_of(tape, attention)
-        found = tape.vectors[attention]
-        return found if isinstance(found, Vectors) else None
-
-    def tokens(self, slot: int | None) -> Tokens | None:
-        """Return the arrangement of the tokens in a slot once the forward pass has ended; None if there is none."""
-        assert self._tape is not None  # noqa: S101
-        if slot is None or self._description.place is not None:
-            return None
-        return self.conclusions(self._tape).tokens(slot)
-
-    def conclusions(self, tape: Tape) -> Conclusions:
-        """Return the conclusions from a tape; compute them if they are missing."""
-        found = tape.conclusions
-        if not isinstance(found, Conclusions) or not found.has(self._slots):
-            found = tape.conclusions = conclude(tape, self._slots)
-        return found
-
-    def ended(self) -> Conclusions | None:
-        """Return the conclusions from the forward pass that has just ended; None if its tokens are not traced."""
-        return None if self._tape is None or self._description.place is not None else self.conclusions(self._tape)
 
     def want(self, tensor: Tensor) -> int | None:
-        """Request the tokens of a tensor of the running forward pass; return its slot, the argument of `tokens`."""
+        """Request the tokens of a tensor of the running forward pass; return its slot, the argument of `Forward.tokens`."""
         slot = None if self._mode.tracer is None else self._mode.tracer.slot_of(tensor)
         if slot is not None:
             self._slots.add(slot)
@@ -243,42 +191,28 @@ class Watch:
         self.forward += 1
         self._mode.calls.clear()
         self._mode.hidden.clear()
-        self._tape = self._partial = self._mode.twin = None
+        self._partial = self._mode.twin = None
         self._slots.clear()
-        self.input_size, self.batch = (0, 0), 0
+        self._inputs = Inputs()
         candidates = TAPES.of(self._model) if self._remember else []
         if pixels is not None:
             self.images = True
-            self.input_size, self.batch = (int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels)
+            self._inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
             if packed is not None:
-                self.input_size, self.batch = packed_size(pixels.shape, packed[1]), batch_of(pixels.shape)
+                self._inputs = Inputs(packed_size(pixels.shape, packed[1]), batch_of(pixels.shape))
             twin = self._watched(pixels, candidates)
             if twin is not pixels:
                 self._mode.twin = pixels, twin
                 given, pixels = [(name, twin if x is pixels else x) for name, x in given], twin
         self._mode.tracer = Tracer(
-            pixels, [(str(name), x) for name, x in given], self._stored(), self._layer, candidates, packed[1] if packed else ()
+            pixels,
+            [(str(name), x) for name, x in given],
+            self.names,
+            self._layer,
+            candidates,
+            packed[1] if packed else (),
+            keep=self._gradients,
         )
-
-    def _stored(self) -> Callable[[Tensor], tuple[str, str] | None]:
-        """Return a function that gives kind and name of a tensor of the model. The first call collects these tensors."""
-        found: dict[int, tuple[str, str]] = {}
-        kept = kept_tensors(self._mode.owners.modules)
-
-        def stored(tensor: Tensor) -> tuple[str, str] | None:
-            if not found:
-                found[0] = "", ""
-                found.update((id(x), ("attribute", "")) for x in kept)
-                for part, path in self.names.items():
-                    for name, value in part.__dict__.items():
-                        if name not in _MODULES_OWN:
-                            found.update((id(x), ("attribute", name)) for x in tensors_within(value))
-                    for kind, values in (("buffer", part._buffers), ("parameter", part._parameters)):
-                        named = {path.rpartition(".")[2] if name == "weight" else name: x for name, x in values.items()}
-                        found.update((id(x), (kind, name)) for name, x in named.items() if x is not None)
-            return found.get(id(tensor))
-
-        return stored
 
     def _layer(self) -> str:
         owner = self._mode.owners.current()
@@ -305,7 +239,7 @@ class Watch:
         calls = [entry.attention for entry in tape.entries if entry.attention is not None]
         if self._description.place is not None or not all(attention.doubtful for attention in calls):
             return bool(calls)
-        return any(self.conclusions(tape).calls.values())
+        return any(concluded(tape, self._slots).calls.values())
 
     def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
         """End a forward pass of the whole model; `output` is None if it failed."""
@@ -319,18 +253,18 @@ class Watch:
         if tracer is None:
             return
         if output is None and self._part is None:
-            tracer.close()
+            tracer.release()
             self._drop()
             return
         with torch._C.DisableTorchFunction(), torch.no_grad():
             answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
-            tape = tracer.finished(_floating(answer))
-            if self._description.place is None and self._partial is not None and not tracer.known:
+            tape, place = tracer.finished(_floating(answer)), self._description.place
+            if place is None and self._partial is not None and not tracer.known:
                 tape.conclusions = self._partial.completed(tape)
-            self._tape = tape
             if self._remember and tape.whole:
                 TAPES.keep(self._model, tape)
-            self._finish()
+            self._finish(Forward(self.forward, self._inputs, tape, place, self._slots, tracer.used, tracer.kept))
+            tracer.release()
 
 
 def _pixels(given: Sequence[tuple[object, Tensor]]) -> Tensor | None:
@@ -367,7 +301,6 @@ def _packed(given: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple
 
 
 _IMAGES = re.compile("pixel|image|video|clip")
-_MODULES_OWN = frozenset(nn.Module().__dict__)
 
 
 def _floating(value: Any) -> list[Tensor]:  # noqa: ANN401

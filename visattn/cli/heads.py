@@ -190,12 +190,12 @@ def _of_model(image: Path, options: dict[str, Any], gated: bool) -> tuple[Any, A
     from visattn.data.sources import load_image
     from visattn.loading import load_model
     from visattn.pipeline.inputs import prepare
-    from visattn.pipeline.run import look
+    from visattn.pipeline.run import look, with_readout
 
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, **preparing(options))
-    return prepared, _with_gates(model, prepared) if gated else look(model, prepared)
+    return prepared, _with_gates(model, prepared) if gated else with_readout(model, prepared, look(model, prepared))
 
 
 def _kind(options: dict[str, Any]) -> str:

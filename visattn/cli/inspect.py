@@ -83,7 +83,8 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
-    how = f"read-out: {recording.reads or 'could not be traced'}" if len(recording) else "no attention"
+    reading = recording.reading
+    how = f"read-out: {reading.query or reading.reason or 'could not be traced'}" if len(recording) else "no attention"
     click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM layer: {known or 'unknown, name it with --layer'}\n")
     rows = [
         {

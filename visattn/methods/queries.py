@@ -7,41 +7,45 @@ from torch import Tensor
 
 from visattn._support.checks import whole_number
 from visattn.errors import OptionError, ShapeError
-from visattn.records import TokenLayout
+from visattn.records import Readout, TokenLayout
 
 Query = str | Tensor
 
+UNKNOWN = "the tokens that this model's output is computed from could not be traced"
 QUERY_SPELLINGS = (
-    "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation, query:N (also object:N, latent:N) or word:N, "
+    "auto, read, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation, query:N (also object:N, latent:N) or word:N, "
     "or several joined by +"
 )
 _SETS = {"query": ("query", "word"), "object": ("query",), "latent": ("query",), "word": ("word",)}  # names of their tokens
 
 
-def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
+def weights_of(query: Query, layout: TokenLayout, reading: Readout, device: torch.device) -> tuple[Tensor, str]:
     """Compute the weight of each query token.
 
     Args:
-        query: `auto` (the token that the classifier head uses), `cls`, `mean` (mean of the patches), `all` (mean of all tokens),
+        query: `auto` (what the model reads), `cls`, `mean` (mean of the patches), `all` (mean of all tokens),
             `patch:ROW,COL`, `input:Y,X` (a pixel of the model's input), `register:N`, `distillation`, `query:N` (a learned query; also
             spelled `object:N` or `latent:N`) or `word:N` (the N-th word of the input). Several may be joined by `+`, with equal
-            weights. A tensor gives the weights directly.
+            weights. `read` gives each token the share that the output, or the score, depends on. A tensor gives the weights directly.
         layout: Layout of the query tokens.
-        readout: Readout query of the model, for `auto`; empty if not known.
+        reading: What the model reads, for `auto` and `read`.
         device: Device of the result.
 
     Returns:
         `(1, 1, 1, Q)` float64 weights (`(B, 1, 1, Q)` for one vector per image), and the query as text.
 
     Raises:
-        OptionError: If the query is unknown, the model has no such token, or the query is `auto` and the readout is not known.
+        OptionError: If the query is unknown, the model has no such token, or the query is `auto` or `read` and it is not known what the
+            model reads.
         ShapeError: If a vector has the wrong length.
     """
     if isinstance(query, Tensor):
         if query.shape[-1] != len(layout) or query.ndim > 2:
             raise ShapeError(f"query weights must be (Q,) or (B, Q) with Q = {len(layout)} tokens, got {tuple(query.shape)}.")
         return query.to(device, torch.float64).reshape(-1, 1, 1, len(layout)), "weights"
-    chosen = _automatic(layout, readout) if query == "auto" else named(query, layout)
+    chosen = _automatic(layout, reading) if query == "auto" else named(query, layout)
+    if chosen == "read":
+        return _shares(layout, reading, device), chosen
     weights = torch.zeros(1, 1, 1, len(layout), dtype=torch.float64, device=device)
     for name in chosen.split("+"):
         if name in ("mean", "all"):
@@ -100,10 +104,28 @@ def members_asked(query: Query, layout: TokenLayout) -> bool | None:
     return all(set(tokens) & set(layout.prefix) for tokens in asked) if asked else None
 
 
-def _automatic(layout: TokenLayout, readout: str) -> str:
-    if not layout.grid:  # learned queries of a pooling head
-        return "+".join(layout.prefix)
-    if not readout:
-        choices = ", ".join(dict.fromkeys([*layout.prefix[:3], "mean", "patch:ROW,COL"]))
-        raise OptionError(f"the token that this model's output is computed from is not known. Choose the query: {choices}.")
-    return readout if all(name in (*layout.prefix, "mean", "all") for name in readout.split("+")) else "mean"
+def _automatic(layout: TokenLayout, reading: Readout) -> str:
+    """Return the query that the model reads; for tokens that it does not read itself, the mean of the patches or all learned queries."""
+    here = reading.layout == layout
+    if not reading.query:
+        choices = ", ".join([*layout.prefix[:3], *(["mean", "patch:ROW,COL"] if layout.grid else [])])
+        raise OptionError(f"the query is not known: {reading.reason or UNKNOWN}. Choose the query: {choices}.")
+    if not layout.grid:
+        return reading.query if here and reading.query != "pool" else "+".join(layout.prefix)
+    if here or {*reading.query.split("+")} <= {*layout.prefix, "mean", "all"}:
+        return reading.query
+    return "mean"
+
+
+def _shares(layout: TokenLayout, reading: Readout, device: torch.device) -> Tensor:
+    """Return the weights `(B, 1, 1, Q)` of the query `read`."""
+    if reading.shares is None:
+        raise OptionError(
+            f"query 'read' needs the gradient of a score: {reading.reason or UNKNOWN}. "
+            "Use capture(model, gradients=True) and recording.gradients(score)."
+        )
+    if reading.layout != layout:
+        raise OptionError(
+            "query 'read' is known for the tokens behind the last attention only. Choose the last layer, or another query."
+        )
+    return reading.shares.to(device, torch.float64)[:, None, None]

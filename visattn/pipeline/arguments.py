@@ -40,7 +40,7 @@ def query_of(query: Any) -> Any:  # noqa: ANN401
         if pair := re.fullmatch(r"\s*\(?\s*(\d+)\s*,\s*(\d+)\s*\)?\s*", query):
             note(f"query {query} is understood as pixel:{pair[1]},{pair[2]}")
             return f"pixel:{pair[1]},{pair[2]}"
-        return value_of("query", query, ("auto", "cls", "mean", "all", "distillation"))
+        return value_of("query", query, ("auto", "read", "cls", "mean", "all", "distillation"))
     return query
 
 

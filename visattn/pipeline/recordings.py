@@ -17,7 +17,7 @@ from visattn.families.feature_maps import last_feature_map
 from visattn.methods import METHODS, Method
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import Question
-from visattn.pipeline.run import Pass, answer_of, look, one_pass
+from visattn.pipeline.run import Pass, answer_of, look, one_pass, with_readout
 from visattn.pipeline.structure import before_last_attention
 from visattn.pipeline.targets import NoClasses
 from visattn.records import Recording
@@ -27,6 +27,14 @@ _SHOWN = 5  # feature maps in a message
 
 def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
     """Choose the method if it is `auto`, and run a pass that records everything it needs."""
+    settled, found = _recorded(model, prepared, question)
+    asks = settled.method is not None and "query" in settled.method.parameters
+    if not asks or settled.parameters.get("query", "auto") not in ("auto", "read"):
+        return settled, found
+    return settled, found._replace(recording=with_readout(model, prepared, found.recording))
+
+
+def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
     if question.method is not None:
         return _wanted(model, prepared, question, question.method)
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):

@@ -26,6 +26,7 @@ from visattn.pipeline.apart import apart, known_apart
 from visattn.pipeline.captures import capture
 from visattn.pipeline.detections import Detections
 from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.outputs import tensor_of
 from visattn.pipeline.structure import layer_scores
 from visattn.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.records import Recording
@@ -107,14 +108,20 @@ def one_pass(
                     else _of_each(resolved.score(output), len(pixels))
                 )
             graded = recording.gradients(score)
-            recording = replace(
-                graded,
-                records=[replace(record, source=None) for record in graded.records],  # frees the graph
-                features=[replace(feature, source=None) for feature in graded.features],
-                provenance=graded.provenance.but(target=resolved.texts, scores=resolved.scores),
-            )
+            provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
+            recording = replace(graded.without_graph(), provenance=provenance)
     _check_size(spec, pixels)
     return Pass(recording, resolved, Detections.of(output, prepared.inputs), output)
+
+
+def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> Recording:
+    """Return a recording with what the model's output is computed from, by a second pass with gradients if only they can tell."""
+    if not recording.reading.measurable:
+        return recording
+    pixels = as_the_model(model, prepared.pixels)
+    with evaluating(model, frozen=True), torch.enable_grad(), capture(model, features="none", gradients=True) as graded:
+        output = tensor_of(answer_of(model, pixels, prepared), "logits", "pooler_output")
+    return recording if output is None else replace(recording, readouts=graded.read_by(output).without_graph().readouts)
 
 
 @contextmanager

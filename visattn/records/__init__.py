@@ -5,6 +5,18 @@
 
 from visattn.records.entries import AttentionRecord, FeatureRecord, Source, UnseenAttention
 from visattn.records.layouts import TokenLayout
+from visattn.records.readouts import PROBES, Readout, probes_of, shares_of
 from visattn.records.recording import Recording
 
-__all__ = ["AttentionRecord", "FeatureRecord", "Recording", "Source", "TokenLayout", "UnseenAttention"]
+__all__ = [
+    "PROBES",
+    "AttentionRecord",
+    "FeatureRecord",
+    "Readout",
+    "Recording",
+    "Source",
+    "TokenLayout",
+    "UnseenAttention",
+    "probes_of",
+    "shares_of",
+]

@@ -17,6 +17,7 @@ from visattn.errors import OptionError
 from visattn.operators.softmax import unblocked
 from visattn.provenance import Provenance
 from visattn.records.entries import AttentionRecord, FeatureRecord, UnseenAttention
+from visattn.records.readouts import Readout, probes_of
 
 _LARGE = 1e9  # bytes of attention weights, above which `Recording.attention` warns
 
@@ -33,7 +34,7 @@ class Recording(Sequence[AttentionRecord]):
         captured: Glob of the layers whose attention was kept; `*` keeps all.
         provenance: The model and its weights.
         unseen: Attention calls that could not be recorded. Methods that multiply layers refuse recordings with such calls.
-        readouts: Readout query of each forward pass, by index, as traced from the tokens to the output; empty if not traced.
+        readouts: What the output of each forward pass is computed from, by index; none if it is unknown where the model reads its tokens.
         images: Images in the model's input, in the last forward pass; 0 if unknown.
     """
 
@@ -44,7 +45,7 @@ class Recording(Sequence[AttentionRecord]):
     captured: str = "*"
     provenance: Provenance = field(default_factory=Provenance)
     unseen: list[UnseenAttention] = field(default_factory=list)
-    readouts: dict[int, str] = field(default_factory=dict)
+    readouts: dict[int, Readout] = field(default_factory=dict)
     images: int = 0
 
     @overload
@@ -100,6 +101,7 @@ class Recording(Sequence[AttentionRecord]):
             records=[record.image(number, batch) for record in self.records],
             images=1,
             features=[feature.image(number, batch) for feature in self.features],
+            readouts={forward: readout.image(number, batch) for forward, readout in self.readouts.items()},
             provenance=made.but(**told),
         )
 
@@ -193,14 +195,22 @@ class Recording(Sequence[AttentionRecord]):
         return sorted({record.forward for record in self.records} | {feature.forward for feature in self.features})
 
     @property
-    def reads(self) -> str:
-        """Readout query, from which the output is computed: `cls`, `cls+distillation`, `mean`, `all`, `cls+mean` or `pool`.
+    def reading(self) -> Readout:
+        """Readout of the output, or of the score of `gradients`: traced in the forward pass, or as the model's family declares."""
+        traced = [self.readouts[number] for number in self.forwards if number in self.readouts]
+        if not traced:
+            return Readout(self.readout)
+        return (
+            traced[0] if len({readout.query for readout in traced}) == 1 else Readout(reason="it differs between forward passes")
+        )
 
-        This is the query traced in the forward pass. If none was traced, it is the one that the model's family declares. Otherwise,
-        if there is a gradient, it is the tokens of the last attention on which the score depends. Empty if none of these is known.
+    @property
+    def reads(self) -> str:
+        """Query from which the output is computed: `cls`, `cls+distillation`, `mean`, `all`, `cls+mean` or `pool`.
+
+        `read` if the shares of the tokens are known, but have no such name; empty if they are unknown. See `Readout`.
         """
-        followed = {self.readouts.get(number, "") for number in self.forwards} - {""}
-        return followed.pop() if len(followed) == 1 else self.readout or _read_by_score(self.records)
+        return self.reading.query
 
     def select(
         self,
@@ -258,8 +268,13 @@ class Recording(Sequence[AttentionRecord]):
         """
         if isinstance(score, Tensor):
             graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
-            filled = _slopes(score, [*self.records, *graded])
-            slopes, of_features = filled[: len(self.records)], dict(zip(graded, filled[len(self.records) :], strict=True))
+            _check_kept([*self.records, *graded])
+            read = {number: readout for number, readout in self.readouts.items() if readout.source is not None}
+            slopes = _slopes(score, [*self.records, *graded, *read.values()])
+            of_features = dict(zip(graded, slopes[len(self.records) :], strict=False))
+            of_tokens = zip(read.items(), slopes[len(self.records) + len(graded) :], strict=True)
+            readouts = self.readouts | {number: readout.measured(slope) for (number, readout), slope in of_tokens}
+            slopes = slopes[: len(self.records)]
             features = [replace(feature, gradient=of_features.get(feature)) for feature in self.features]
         else:
             missing = next((layer for layer in self.layers if layer not in score), None)
@@ -268,12 +283,43 @@ class Recording(Sequence[AttentionRecord]):
                     f"scores must be given for every layer, but {missing} has none. Pass one for each of recording.layers."
                 )
             slopes = [_slopes(score[record.layer], [record])[0] for record in self.records]
-            features = [replace(feature, gradient=None) for feature in self.features]
+            features, readouts = [replace(feature, gradient=None) for feature in self.features], self.readouts
         records = [
             replace(record, operator=record.operator.with_gradient(slope))
             for record, slope in zip(self.records, slopes, strict=True)
         ]
-        return replace(self, records=records, features=features)
+        return replace(self, records=records, features=features, readouts=readouts)
+
+    def read_by(self, output: Tensor) -> Recording:
+        """Return the recording with what an output is computed from, measured by its gradients; see `Readout`.
+
+        Args:
+            output: `(B, ...)` tensor that the model computed inside the capture, such as all logits. If it has more than 16 numbers for
+                an image, 16 random sums of them stand for all.
+
+        Returns:
+            A new recording.
+
+        Raises:
+            OptionError: If gradients were not kept, or the output does not depend on what was recorded.
+        """
+        flat = output.flatten(1)
+        probes = [probe.to(flat) for probe in probes_of(*flat.shape)]
+        readouts = {
+            number: readout.measured(*(_slopes((flat * probe).sum(), [readout])[0] for probe in probes))
+            for number, readout in self.readouts.items()
+            if readout.source is not None
+        }
+        return replace(self, readouts=self.readouts | readouts)
+
+    def without_graph(self) -> Recording:
+        """Return the recording without the autograd graph, whose memory is then free; it can have no other gradients."""
+        return replace(
+            self,
+            records=[replace(record, source=None) for record in self.records],
+            features=[replace(feature, source=None) for feature in self.features],
+            readouts={number: replace(readout, source=None) for number, readout in self.readouts.items()},
+        )
 
     def _forward(self, forward: int) -> int:
         numbers = self.forwards
@@ -284,27 +330,15 @@ class Recording(Sequence[AttentionRecord]):
         return numbers[forward]
 
 
-def _read_by_score(records: Sequence[AttentionRecord]) -> str:
-    """Return the readout query of a score: the tokens of the last attention on which it depends."""
-    last = next((record for record in reversed(records) if record.kind == "self" and record.queries.grid), None)
-    if last is None or last.operator.gradient is None:
-        return ""
-    read = torch.zeros(len(last.queries), dtype=torch.bool, device=last.operator.device)
-    for tile in last.operator.pieces():
-        if tile.grad is not None:
-            read[tile.queries] |= (tile.grad != 0).any(-1).flatten(0, 1).any(0)
-    prefix = [name for i, name in enumerate(last.queries.prefix) if read[i]]
-    patches = read[len(last.queries.prefix) :]
-    if bool(patches.all()) and not prefix:
-        return "mean"
-    return "" if bool(patches.any()) else "+".join(prefix)
-
-
-def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> list[Any]:
-    """Return the gradient of the score at the source tensor of each item; None for items without one (sampled attention)."""
-    sources = [item.source for item in items if item.source is not None]
-    if not sources:
+def _check_kept(items: Sequence[AttentionRecord | FeatureRecord | Readout]) -> None:
+    if all(item.source is None for item in items):
         raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
+
+
+def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord | Readout]) -> list[Any]:
+    """Return the gradient of the score at the source tensor of each item; None for items without one (sampled attention)."""
+    _check_kept(items)
+    sources = [item.source for item in items if item.source is not None]
     elsewhere = "the score does not depend on the recorded forward pass. Pass a value of the model's own output."
     if not score.requires_grad:
         raise OptionError(elsewhere)

@@ -28,7 +28,7 @@ from visattn.pipeline.outputs import predicted_classes
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import Question, ask
 from visattn.pipeline.recordings import layer_of_cam
-from visattn.pipeline.run import Pass, one_pass
+from visattn.pipeline.run import Pass, one_pass, with_readout
 from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.pipeline.tensors import prepare_inputs
 from visattn.records import Recording
@@ -164,7 +164,8 @@ def _importance(model: nn.Module, prepared: Prepared, target: Target) -> Importa
 def _recorded(model: nn.Module, prepared: Prepared) -> Pass:
     """Record attention and the last tokens; of a model without attention, its gates or the features of its last layer."""
     try:
-        return one_pass(model, prepared)
+        passed = one_pass(model, prepared)
+        return passed._replace(recording=with_readout(model, prepared, passed.recording))
     except NoAttentionCaptured:
         return one_pass(model, prepared, features=[layer_of_cam(model, prepared, {})])
 

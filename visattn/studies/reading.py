@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from visattn.images import MAX_PIXELS, ImageFacts, decode, stating
 from visattn.maps.files import layout_of, map_of
 from visattn.pipeline.outputs import PredictedClass
 from visattn.provenance import Provenance
-from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, UnseenAttention
+from visattn.records import AttentionRecord, FeatureRecord, Readout, Recording, TokenLayout, UnseenAttention
 from visattn.studies.operands import MASKS, operator_of
 from visattn.studies.schema import (
     FORMAT,
@@ -127,6 +127,7 @@ def _view(facts: ViewFacts, file: _File) -> View:
         features=[_feature(feature, layouts, read) for feature in facts.get("features", ())],
         input_size=geometry.input,
         readout=facts.get("readout", ""),
+        readouts=_readouts(facts, layouts, read),
         captured=facts.get("captured", "*"),
         provenance=provenance,
         unseen=[UnseenAttention(layer, 0, reason) for layer, reason in facts.get("unseen", ())],
@@ -135,6 +136,15 @@ def _view(facts: ViewFacts, file: _File) -> View:
     classes = tuple(PredictedClass(one["class"], one.get("name"), one["probability"]) for one in facts.get("classes", ()))
     importance = _importance(facts.get("importance"), recording)
     return View(photo, geometry, recording, maps, classes, facts.get("texts", {}), importance, facts.get("name", ""))
+
+
+def _readouts(facts: ViewFacts, layouts: Sequence[TokenLayout], read: Callable[[str], Tensor]) -> dict[int, Readout]:
+    if "shares" not in facts:
+        return {}
+    layout, shares = layouts[facts["shares"]["layout"]], read(facts["shares"]["values"])
+    if shares.shape != (len(layout),) or bool((shares < 0).any()):
+        raise ValueError(f"shares must be {len(layout)} numbers that are not negative, got {tuple(shares.shape)}")
+    return {0: Readout("read", layout, shares.double()[None])}
 
 
 def _importance(facts: ImportanceFacts | None, recording: Recording) -> Importance | None:

@@ -71,6 +71,13 @@ class ImportanceFacts(TypedDict):
     heads: list[list[Number]]
 
 
+class SharesFacts(TypedDict):
+    """Shares of the tokens from which the output is computed."""
+
+    layout: int
+    values: str
+
+
 class ViewFacts(TypedDict):
     """A view."""
 
@@ -80,6 +87,7 @@ class ViewFacts(TypedDict):
     layouts: list[LayoutFacts]
     records: list[RecordFacts]
     readout: NotRequired[str]
+    shares: NotRequired[SharesFacts]
     captured: NotRequired[str]
     features: NotRequired[list[FeatureFacts]]
     unseen: NotRequired[list[tuple[str, str]]]
@@ -114,6 +122,8 @@ def study_of(text: str) -> StudyFacts:
                 _check_layouts(view, number)
         for shown in view.get("maps", {}).values():
             check_places(shown)
+        if "shares" in view:
+            _check_layouts(view, view["shares"]["layout"])
         importance = view.get("importance")
         if importance and len(importance["heads"]) != len(view["records"]):
             raise ValueError(f"importance must be given for {len(view['records'])} records, got {len(importance['heads'])}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from visattn._support.types import MAX_PIXELS
 from visattn.errors import OptionError
 from visattn.maps.files import layout_facts, map_facts
-from visattn.records import AttentionRecord, FeatureRecord, TokenLayout
+from visattn.records import AttentionRecord, FeatureRecord, Readout, TokenLayout
 from visattn.studies.operands import operands_of
 from visattn.studies.schema import FORMAT, MOST_PIXELS, MOST_TEXT, MOST_VIEWS, VERSION
 
@@ -100,6 +100,7 @@ class _View:
             "geometry": asdict(view.geometry),
             "provenance": recording.provenance.to_dict(),
             "readout": recording.reads,
+            **self._read(recording.reading),
             "captured": recording.captured,
             "records": records,
             "features": features,
@@ -111,6 +112,12 @@ class _View:
             "name": view.name,
             "layouts": [layout_facts(layout) for layout in self._layouts],
         }
+
+    def _read(self, reading: Readout) -> dict[str, Any]:
+        """Describe shares of tokens that have no name."""
+        if reading.query != "read" or reading.layout is None or reading.shares is None:
+            return {}
+        return {"shares": {"layout": self._number(reading.layout), "values": self._stored("shares", reading.shares[0].float())}}
 
     def _record(self, name: str, record: AttentionRecord) -> dict[str, Any]:
         operator, operands = operands_of(record.operator)

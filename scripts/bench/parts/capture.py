@@ -31,6 +31,8 @@ def rows(options: Options) -> Iterator[Row]:
         head: Row = {"model": name, "threads": threads, "batch": batch, "plain ms": f"{found['seconds'] * 1e3:.1f}"}
         yield capture_row(head, "first", found["first"], FIRST)
         yield capture_row(head, "later", found["capture"], bound)
+        yield unbounded({**head, "capture": "gradient of the readout, from the tape"}, f"{found['proven']:.3f} x plain")
+        yield unbounded({**head, "capture": "pass that measures the readout"}, f"{found['measured']:.3f} x plain")
     progress("models of transformers")
     for found in run_json(sys.executable, "bench.libraries", "3" if options.quick else "15", allocator="keeps"):
         head = {"model": found["model"], "threads": 1, "batch": found["batch"], "plain ms": f"{found['seconds'] * 1e3:.1f}"}
@@ -65,6 +67,8 @@ PART = Part(
         "operation by operation, and traces nothing anew. Its cost is mostly Python and does not depend on threads or batch. So the ratio "
         "is bounded with one thread, and it is larger for a short forward pass. Models of transformers run at their real width on another "
         f"image each time. In the coverage sweep {os.cpu_count()} models run beside each other.",
+        "Readout: the gradient from the tape is taken once for a model and its weights, in the first capture, which includes it. Where "
+        "the readout depends on values, an explanation measures it in a second pass with gradients, once for each photo.",
     ),
     headlines=(("later capture alone, all models of the coverage sweep", r"all .*? \| later"),),
 )

@@ -49,7 +49,7 @@ def composed(seed: int) -> tuple[str, Head]:
     if prefix:
         names[0] = choose.choice(["cls", names[0]])
     terms = [(choose.choice(COEFFICIENTS), name, choose.random() < 0.1 and i > 0) for i, name in enumerate(dict.fromkeys(names))]
-    join, before = choose.choice([*JOINS]), choose.choice([*BEFORE])
+    join, before = choose.choice([*JOINS]), choose.choice([name for name in BEFORE if name != "scores above 0"])
     after = choose.choice([name for name in AFTER if name != "none"])
     text = f" {join} ".join(f"{factor:g} {name}{' detached' if cut else ''}" for factor, name, cut in terms)
     name = f"composed {seed}: {text} of {prefix} + 96 tokens, {before} before, {after} after"

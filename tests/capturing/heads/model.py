@@ -56,6 +56,7 @@ BEFORE: dict[str, Callable[[], nn.Module]] = {
     "norm": lambda: nn.LayerNorm(WIDTH),
     "linear": lambda: nn.Linear(WIDTH, WIDTH),
     "mlp": lambda: _mlp(WIDTH, WIDTH),
+    "scores above 0": lambda: nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.ReLU()),
     "norm and mlp": lambda: nn.Sequential(nn.LayerNorm(WIDTH), _mlp(WIDTH, WIDTH)),
     "unit length": Unit,
 }

@@ -86,7 +86,7 @@ EXTREMES: dict[str, Head] = {
     "avgmax": Head(lambda k, t: 0.5 * (t[:, 1:].amax(1) + t[:, 1:].mean(1))),
     "max and mean, cat": Head(lambda k, t: torch.cat([t[:, 1:].amax(1), t[:, 1:].mean(1)], -1)),
     "max of the scores": Head(lambda k, t: k.scores(t[:, 1:]).amax(1), after="none"),
-    "mean of the scores above 0": Head(lambda k, t: k.scores(t[:, 1:]).relu().mean(1), after="none"),
+    "mean of the scores above 0": Head(lambda k, t: t[:, 1:].mean(1), before="scores above 0", after="none"),
     "logsumexp": Head(lambda k, t: t[:, 1:].logsumexp(1)),
     "logsumexp, sharp": Head(lambda k, t: (8 * t[:, 1:]).logsumexp(1) / 8),
     "logsumexp, written out": Head(lambda k, t: t[:, 1:].exp().mean(1).log()),

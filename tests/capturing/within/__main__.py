@@ -13,9 +13,6 @@ import torch
 
 from tests.capturing.within import FAMILIES, generated, verdicts
 from tests.capturing.within.judge import BAD, OUTCOMES, Verdict, as_json
-from visattn.capturing.following import conclusions
-from visattn.capturing.placing import locating, tracing
-from visattn.capturing.trace import noting
 
 
 def main() -> None:
@@ -25,10 +22,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names of the programs alone")
     parser.add_argument("--json", type=Path, help="file of all verdicts")
     parser.add_argument("--times", action="store_true", help="print the slowest programs")
-    parser.add_argument("--steps", action="store_true", help="trace tokens by the operations inside each call")
     given = parser.parse_args()
-    if given.steps:
-        noting.STEPS, conclusions.TokenTracer, conclusions.locate = True, tracing.TokenTracer, locating.locate
     torch.set_num_threads(1)
     if given.list:
         for program in generated(given.only):

@@ -365,10 +365,29 @@ def _faults_of_kernels(cells: Tensor, mine: Tensor, away: Tensor, truth: Truth) 
 
 
 def _inner(mine: Tensor, patch: Tensor) -> Tensor:
-    """Return which keys depend on no patch at the border of the image, where kernels are cut off."""
-    rows, columns = patch // GRID[1], patch % GRID[1]
-    border = (rows == 0) | (rows == GRID[0] - 1) | (columns == 0) | (columns == GRID[1] - 1)
-    return ~((mine > 1e-3 * mine.amax(1, keepdim=True)) & border).any(1)
+    """Return which keys have a kernel that lies in the image: they depend on no patch at its border.
+
+    A kernel with gaps may reach over the border from patches that lie inside; see `_reaches_over`.
+    """
+    met = mine > 1e-3 * mine.amax(1, keepdim=True)
+    lines = (patch // GRID[1], GRID[0]), (patch % GRID[1], GRID[1])
+    border = torch.stack([(side == 0) | (side == length - 1) for side, length in lines]).any(0)
+    return ~((met & border).any(1) | torch.stack([_reaches_over(met, *line) for line in lines]).any(0))
+
+
+def _reaches_over(met: Tensor, side: Tensor, length: int) -> Tensor:
+    """Return which keys depend on fewer lines than others, so that a kernel with gaps that is as large as theirs leaves the image.
+
+    Rows 1 and 3, where others depend on 1, 3 and 5, are those of a kernel that is centered on row 1 and cut off above row 0.
+    """
+    used = torch.stack([(met & (side == line)).any(1) for line in range(length)], 1)
+    low, high = used.int().argmax(1), length - 1 - used.flip(1).int().argmax(1)
+    extent = high - low + 1
+    largest = extent == extent.max()
+    if not bool((used.sum(1) < extent)[largest].any()):  # a kernel without gaps depends on the border if it is cut off there
+        return torch.zeros_like(largest)
+    missing = extent.max() - extent
+    return ~largest & ((low < missing) | (high + missing >= length))
 
 
 def _away(cells: Tensor, mine: Tensor, patch: Tensor) -> Tensor:

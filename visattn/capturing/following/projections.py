@@ -23,15 +23,18 @@ _SCALES = words("mul multiply __mul__ __rmul__ __imul__")
 _ADDS = words("add __add__ __radd__ __iadd__")
 
 
+Used = Callable[[int], Tensor | None]  # takes the slot of a parameter; returns the tensor that this forward pass used
+
+
 class Projection(NamedTuple):
     """Parameters of an output projection: slots of the weight `(D, heads * d)`, and of factors of its result `(D,)` (layer scale)."""
 
     weight: int
     scales: tuple[int, ...]
 
-    def of(self, tape: Tape) -> Tensor | None:
+    def of(self, used: Used) -> Tensor | None:
         """Return the weight with its factors as it is now; None if a parameter does not exist any longer."""
-        found = [tape.outside[slot].known() for slot in (self.weight, *self.scales)]
+        found = [used(slot) for slot in (self.weight, *self.scales)]
         if any(tensor is None for tensor in found):
             return None
         weight, *scales = (tensor.detach() for tensor in found if tensor is not None)
@@ -52,7 +55,7 @@ class Projections:
             if entry.attention is not None:
                 self._numbers[entry.attention] = number
 
-    def weight(self, tape: Tape, attention: Attention, features: Callable[[], Tensor | None]) -> Tensor | None:
+    def weight(self, tape: Tape, attention: Attention, features: Callable[[], Tensor | None], used: Used) -> Tensor | None:
         """Return the `(D, heads * d)` weight that follows the heads of a call, with its layer scale; None if there is none.
 
         Args:
@@ -60,12 +63,13 @@ class Projections:
             attention: The call.
             features: Function that returns a tensor with the shape of the call's result. The value of each element is its feature,
                 `head * d + channel`. It returns None if the result has no such order.
+            used: Function that returns the parameters of this forward pass.
         """
         if attention not in self._found:
             start = features()
             self._found[attention] = None if start is None else _found(tape, self._numbers[attention], start, self._uses)
         found = self._found[attention]
-        return None if found is None else found.of(tape)
+        return None if found is None else found.of(used)
 
 
 def features_of(arrangement: Arrangement, attention: Attention, channels: int) -> Tensor | None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from visattn.capturing.following.follower import TokenTracer
 from visattn.capturing.following.moves import MOVES, moved_by
+from visattn.capturing.following.tracing import TokenTracer
 from visattn.capturing.tokens.arrangement import Arrangement, SampledArrangement, Samples, Unplaced, arrange
 from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.tokens.planes import Plane
@@ -26,7 +26,9 @@ def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangem
 
     The keys are the cells of the finest map that is sampled.
     """
-    values = follower.of(attention.operands[-1])
+    weights, values = (follower.of(operand) for operand in (attention.operands[0], attention.operands[-1]))
+    if weights is not None and weights.drift.away:  # the queries hold values from elsewhere
+        return None
     if values is None or not (same_along(values.codes, -1) and same_along(values.codes, -2)):
         return None
     entries = [tape.entries[number] for number in attention.samples]
@@ -35,7 +37,7 @@ def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangem
     if len(planes) < len(maps) or len({one.images for one in maps if one is not None}) > 1:
         return None
     queries = values.codes[..., 0, 0].flatten()
-    if len([plane for plane in follower.known.planes.of(queries) if plane.grid]) > 1:  # queries on several grids, as in encoders
+    if len([plane for plane in follower.planes.of(queries) if plane.grid]) > 1:  # queries on several grids, as in encoders
         return None
     numbers = _numbers(tape, attention, entries)
     if numbers is None:
@@ -43,9 +45,9 @@ def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangem
     order, number, rows = numbers
     finest = max(planes, key=lambda plane: plane.cells)
     images = torch.tensor(next(one.images for one in maps if one is not None), device=queries.device)
-    keys = follower.known.planes.codes(finest).flatten(1)[images]
+    keys = follower.planes.codes(finest).flatten(1)[images]
     try:
-        found = arrange(follower.known.planes, queries[order].view(-1, rows), keys, (len(images),), rows)
+        found = arrange(follower.planes, queries[order].view(-1, rows), keys, (len(images),), rows)
     except Unplaced:
         return None
     on_finest = tuple(_placed(plane, finest, entry) for plane, entry in zip(planes, entries, strict=True))
@@ -68,7 +70,7 @@ def _map(follower: TokenTracer, number: int, entry: Entry) -> _Map | None:
     codes = follower.sampled.get(number)
     if codes is None or (given.get("mode", "bilinear"), given.get("padding_mode", "zeros")) != ("bilinear", "zeros"):
         return None
-    planes = follower.known.planes
+    planes = follower.planes
     plane, before = planes.raster(codes)
     if plane is None or before != (0, 0) or plane.grid[-2:] != tuple(codes.shape[1:]) or len(plane.grid) > 2:
         return None

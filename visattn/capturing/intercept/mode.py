@@ -19,10 +19,13 @@ from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.overrides import TorchFunctionMode
 
 from visattn.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
+from visattn.capturing.intercept.dropped import restored
 from visattn.capturing.intercept.flex import flex_call
 from visattn.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
 from visattn.capturing.intercept.owners import Owners
 from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
+from visattn.capturing.placing.apart import apart, are_around, function_modes, strange
+from visattn.capturing.placing.steps import is_plain
 from visattn.capturing.trace.noting import plainly
 from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import Attention, Entry, Operand
@@ -31,12 +34,14 @@ from visattn.operators.fused import LogSumExpReader
 
 _LONG = 512  # number of queries above which reading the kernel's log-sum-exp is cheaper than computing a softmax
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
+_CHANGED = "runs in a mode, or on a class of tensors, that changes it"
+_NESTED = "runs on nested tensors"
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _unreadable(tensor: Tensor) -> str:
     """Say why a tensor has no plain values; empty if it has."""
-    return "runs inside torch.func" if _wrapped(tensor) else "runs on nested tensors" if tensor.is_nested else ""
+    return "runs inside torch.func" if _wrapped(tensor) else _NESTED if tensor.is_nested else ""
 
 
 # glibc keeps freed memory up to twice the largest block that was mapped and freed. Freeing this block, which is never touched, raises
@@ -80,6 +85,11 @@ class CaptureMode(TorchFunctionMode):
         self.calls: Counter[str] = Counter()
         self.hidden: dict[str, str] = {}
         self.held, self._vectors = Held(), vectors
+        self._strange = False  # whether the mode lies above function modes that may change what calls do
+
+    def __enter__(self) -> CaptureMode:
+        self._strange = strange(function_modes())
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __torch_function__(
         self,
@@ -88,43 +98,67 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        tracer = self.tracer
+        tracer, kwargs = self.tracer, restored(func, kwargs)
         if tracer is None:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if not are_around():
+            return self._intercepted(tracer, func, args, kwargs, odd=self._strange or (bool(types) and strange(types)))
+        with apart() as modes:
+            odd = self._strange or strange([*types, *map(type, modes)])
+            return self._intercepted(tracer, func, args, kwargs, odd=odd)
+
+    def _intercepted(
+        self,
+        tracer: Tracer,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        *,
+        odd: bool,
+    ) -> Any:  # noqa: ANN401
+        """Run a call of the model. `odd`: whether code that is not PyTorch's takes part in it."""
+        if odd and func not in ASK:
+            tracer.distrust()
         if self.twin is not None:
             args, kwargs = _exchanged(args, *self.twin), _exchanged(kwargs or {}, *self.twin)
         entry = None
+        kwargs = kwargs or {}
         if tracer.known:
             entry = tracer.quickly(func, args, kwargs)
             if entry is None and func not in ASK:
                 entry = tracer.expected(func, args, kwargs)
             if entry is not None and entry.attention is None:
                 run = tracer.run if entry.contents else plainly  # contents may differ
-                out = run(func, args, kwargs or {})
+                out = run(func, args, kwargs)
                 tracer.confirm(entry, args, kwargs, out)
                 if entry.kept or (entry.scoring and self._vectors):
                     self.held.hold(tracer.at - 1, args, kwargs)
                 return out
-        kwargs = kwargs or {}
         if func in ASK:
-            return func(*args, **kwargs)
+            return plainly(func, args, kwargs)
         if func is F.multi_head_attention_forward:
-            with self:
-                return _multi_head_attention(*args, **kwargs)
+            return plainly(self._in_parts, args, kwargs)
         operation = operation_of(func)
         fused = func in _FUSED or func is flex
         if not fused and operation.name not in _ATTENDING:  # the common case without a known tape
             out = tracer.run(func, args, kwargs)
             self._met(func, args, kwargs, out)
             return out
-        odd = next((why for tensor in tensors_of(args, kwargs) if (why := _unreadable(tensor))), "")
-        if odd:
+        why = next((found for tensor in tensors_of(args, kwargs) if (found := _unreadable(tensor))), "")
+        if why:
             if fused or operation.name in SOFTMAX:
-                self._hide(odd)
-            return func(*args, **kwargs)
+                self._hide(why)
+            if why != _NESTED:
+                tracer.distrust()
+            return plainly(func, args, kwargs)
         if entry is None and tracer.known:
             entry = tracer.elsewhere(func, args, kwargs)
-        return self._attend(func, args, kwargs, fused, entry.attention if entry is not None else None, entry)
+        return self._attend(func, args, kwargs, fused, entry.attention if entry is not None else None, entry, odd=odd)
+
+    def _in_parts(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Run the body of `F.multi_head_attention_forward`, whose calls are intercepted."""
+        with self:
+            return _multi_head_attention(*args, **kwargs)
 
     def _attend(
         self,
@@ -134,6 +168,8 @@ class CaptureMode(TorchFunctionMode):
         fused: bool,
         attention: Attention | None,
         entry: Entry | None,
+        *,
+        odd: bool,
     ) -> Any:  # noqa: ANN401
         """Run a call that is, or may be, attention, and report it if it is."""
         tracer = self.tracer
@@ -148,15 +184,15 @@ class CaptureMode(TorchFunctionMode):
         if owner is None:
             if attention is not None:
                 self.hidden[attention.layer] = "overwrites the operands of its attention"
-            out = tracer.run(func, args, kwargs) if entry is None else func(*args, **kwargs)
+            out = (tracer.run if entry is None else plainly)(func, args, kwargs)
             if entry is None:
                 self._met(func, args, kwargs, out)
             else:
                 tracer.confirm(entry, args, kwargs, out)
             return out
         if torch._C._current_graph_task_id() >= 0:  # a backward pass recomputes layers (checkpointing)
-            return func(*args, **kwargs)
-        whole = func(*args, **kwargs) if func is flex else None
+            return plainly(func, args, kwargs)
+        whole = plainly(func, args, kwargs) if func is flex else None
         call: Call
         if func is flex:
             call = flex_call(args, kwargs, owner[0])
@@ -173,6 +209,12 @@ class CaptureMode(TorchFunctionMode):
         if out is None:
             run = tracer.run if entry is None and product is not None else plainly
             out = whole[0] if whole is not None else _made(call, partial(run, func), args, kwargs)
+            if odd and (whole is not None or not _is_own(func, args, kwargs, out)):
+                self.calls[owner[0]] -= 1
+                self.hidden[owner[0]] = _CHANGED
+                if product is not None:
+                    self._met(func, args, kwargs, out)
+                return out if whole is None else whole
         call.out = out
         if entry is None:
             tracer.write(func, args, kwargs, out, attention)
@@ -196,8 +238,9 @@ class CaptureMode(TorchFunctionMode):
             return tracer.slot_of(operand) in tracer.tape.weights if attention is None else index == attention.position
 
         product = product_of(func, args, kwargs, is_weights)
-        if product is not None:
-            return product
+        if product is not None:  # doubtful: learned values may mix heads, and are no tokens
+            tokens = not product.doubtful or attention is not None or tracer.place_of(product.value) in tracer.tape.descends
+            return product if tokens else None
         factors = self.held.factors(tracer, args[0] if args else kwargs.get("input"))
         product = None if factors is None else sum_of(func, args, kwargs, factors[1], is_weights)
         if product is None or factors is None:
@@ -296,6 +339,15 @@ def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Map
     if reader.lse is not None:
         call.know(reader.lse)
     return made
+
+
+def _is_own(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
+    """Check whether PyTorch alone, without the modes that are open, gives this result."""
+    drops = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0)
+    if (func in _FUSED and drops) or not all(map(is_plain, (*tensors_of(args, kwargs), out))):
+        return False
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return torch.equal(func(*args, **kwargs), out)
 
 
 def _entered(function: FunctionType) -> Callable[..., Any]:

@@ -128,7 +128,8 @@ def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) ->
         (tape.weights if name == "exp" else tape.logarithms)[slot] = frozenset().union(*logarithms)
         return
     weights = [tape.weights[one] for one in slots if one in tape.weights]
-    if weights and name in BETWEEN and not (name in _SCALING and _gated(tracer, args, out)):
+    stay = name in BETWEEN and not (name in _SCALING and _gated(tracer, args, out))
+    if weights and (stay or (name == "einsum" and _mixes_heads(tracer, args, out))):
         tape.weights[slot] = frozenset().union(*weights)
 
 
@@ -142,6 +143,15 @@ def _gated(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
         and tracer.descends(x)
         for x in args
     )
+
+
+def _mixes_heads(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
+    """Check whether an einsum combines weights of heads by learned factors, and leaves the axes of queries and keys."""
+    given = tensors_of(args, {})
+    weights = [x for x in given if tracer.slot_of(x) in tracer.tape.weights]
+    if len(weights) != 1 or out.ndim < 3 or out.shape[-2:] != weights[0].shape[-2:]:
+        return False
+    return not any(tracer.descends(x) for x in given if x is not weights[0])
 
 
 def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

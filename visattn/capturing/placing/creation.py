@@ -32,7 +32,7 @@ def embedded(work: Work) -> Result:
         raise Unproven(work.name)
     if indices.placed:
         raise Unproven(work.name)
-    if bool((indices.codes >= 0).any()):
+    if indices.located:
         made = indices.each(lambda codes: codes[..., None].expand(work.shape))
         assert made is not None  # noqa: S101 - a new axis always fits
         return made._replace(kind=indices.kind)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.nodes import Node
 from visattn.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, later
-from visattn.capturing.placing.steps import Node
 from visattn.capturing.placing.work import Result, Unproven, Work
 from visattn.capturing.tokens.codes import equal, joined, padded, reshaped, same_along
 from visattn.capturing.tokens.planes import Planes, compact
@@ -19,11 +19,6 @@ def same(work: Work) -> Result:
     """Leave each element where it is; further results, such as a mask of dropout, have the same places if they have the same shape."""
     first = work.main()
     return [first if out.shape == first.shape else work.unknown(out.shape) for out in work.outs]
-
-
-def first_only(work: Work) -> Result:
-    """Give the first result the places of the first argument; the others, such as statistics, have none."""
-    return [work.main(), *(work.unknown(out.shape) for out in work.outs[1:])]
 
 
 def moved(work: Work) -> Result:
@@ -159,7 +154,7 @@ def indexed(work: Work) -> Result:
     if not source.placed or source.columns is not None:
         return made
     occurrence = _occurrences(work, source.shape)
-    if occurrence is None or not bool(occurrence.any()):
+    if occurrence is None:
         return made
     before = torch.zeros((), dtype=torch.int32, device=work.device) if made.copies is None else made.copies
     return made._replace(copies=(before * (int(occurrence.max()) + 1) + occurrence).expand(work.shape))
@@ -174,16 +169,20 @@ def _occurrences(work: Work, shape: Sequence[int]) -> Tensor | None:
         return None
     op = getattr(torch.ops.aten, work.name)
     number = torch.arange(torch.Size(shape).numel(), device=work.device).view(tuple(shape))
-    taken = op(**{name: number, **given}).flatten()
-    if len(torch.unique(taken)) == len(taken):
-        return None
+    counted = occurrences(op(**{name: number, **given}))
+    return counted if bool(counted.any()) else None
+
+
+def occurrences(numbers: Tensor) -> Tensor:
+    """Count, for each number, the equal ones before it."""
+    taken = numbers.flatten()
     order = taken.argsort(stable=True)
     values = taken[order]
     begins = torch.ones_like(values, dtype=torch.bool)
     begins[1:] = values[1:] != values[:-1]
-    at = torch.arange(len(values), device=work.device)
+    at = torch.arange(len(values), device=values.device)
     start = at.where(begins, 0).cummax(0).values
-    return torch.zeros_like(at).scatter(0, order, at - start).view(work.shape).to(torch.int32)
+    return torch.zeros_like(at).scatter(0, order, at - start).view(numbers.shape).to(torch.int32)
 
 
 def chosen(work: Work) -> Places | None:
@@ -269,7 +268,6 @@ def joined_by(work: Work) -> Result:
         others=None,
         name=names[0] if names else there.name,
         mixture=any(part.mixture for part in parts),
-        sampled=any(part.sampled for part in parts),
     )
 
 
@@ -331,7 +329,7 @@ def _beside(work: Work, part: Places, there: Places, dim: int) -> Places:
         return part._replace(codes=codes.narrow(dim, 0, 1).expand(shape))
     if along:
         return part._replace(codes=torch.full((), LOST, dtype=torch.int32, device=work.device).expand(shape))
-    if bool((part.codes >= 0).any()):
+    if part.located:
         return part
     name = f"foreign {part.name}" if part.kind == "foreign" else part.name or "token"
     form = [1] * len(shape)

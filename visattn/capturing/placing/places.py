@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visattn.capturing.tokens.codes import equal
 from visattn.capturing.tokens.planes import PADDING, compact
+from visattn.capturing.tokens.points import Drift
 
 LEARNED, FOREIGN, LOST = -2, -3, -4  # codes beside those of planes; PADDING (-1) is a zero that nothing was written over
 
@@ -34,7 +35,7 @@ class Places(NamedTuple):
         one_stream: Whether rows and columns come from the same tokens, behind the same attention call.
         mixture: Whether several cells were mixed into several outputs, each of which may stand for another part of the merged cell.
         crossed: Whether each element also depends on its whole row and column of the image, as the gates of strip pooling do.
-        sampled: Whether the elements were read at points that the model computes.
+        drift: How far the values may lie from there, because they were read at points that the model computes.
         others: Position codes of the other axis, if the tensor is a product with members of a set: those of its queries or keys.
         asked: Whether the tensor was multiplied by learned queries.
         positions: For a foreign tensor that comes from whole numbers and booleans only, such as masks and sizes: `given`, or `computed`
@@ -53,7 +54,7 @@ class Places(NamedTuple):
     one_stream: bool = True
     mixture: bool = False
     crossed: bool = False
-    sampled: bool = False
+    drift: Drift = Drift()
     others: Tensor | None = None
     asked: bool = False
     parts: Tensor | None = None
@@ -69,6 +70,11 @@ class Places(NamedTuple):
     def placed(self) -> bool:
         """True if some elements come from the image."""
         return self.kind == "placed"
+
+    @property
+    def located(self) -> bool:
+        """True if some elements have a code: they are placed, or members of a set."""
+        return bool((compact(self.codes) >= 0).any())
 
     @property
     def stream(self) -> object:
@@ -97,11 +103,6 @@ class Places(NamedTuple):
         return equal(self.codes, other.codes) and (
             self.columns is None or other.columns is None or equal(self.columns, other.columns)
         )
-
-    @property
-    def some_lost(self) -> bool:
-        """True if some elements are lost."""
-        return self.kind == "lost" or (self.placed and bool((compact(self.codes) == LOST).any()))
 
 
 def whole(kind: Kind, shape: Iterable[int], device: torch.device, name: str = "") -> Places:

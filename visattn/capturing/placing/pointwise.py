@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.placing.moves import numbered
+from visattn.capturing.placing.nodes import Node
 from visattn.capturing.placing.places import LOST, Places, later
-from visattn.capturing.placing.steps import Node
 from visattn.capturing.placing.work import Result, Unproven, Work
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import Planes, compact
@@ -21,7 +21,8 @@ def combined(work: Work) -> Result:
     """Return the places of an elementwise result, each operand broadcast.
 
     Operands from parameters, and numbers, keep places. Two placed operands must agree, or one must be a coarser cell with one value for
-    all finer cells in it, such as a gate. Operands that are lost or foreign must be the same at all positions.
+    all finer cells in it, such as a gate, or a token that lies nowhere, such as a class token. One cell that all others meet is a second
+    place for each of them. Operands that are lost or foreign must be the same at all positions.
 
     Raises:
         Unproven: If they come from different places.
@@ -30,24 +31,70 @@ def combined(work: Work) -> Result:
     counted = [(node, places) for node, places in operands if work.counts(places)]
     if not counted:  # only a condition comes from the image
         raise Unproven(work.name)
-    meeting = _Meeting(work)
-    best = counted[0][1]
+    meeting, (first, best) = _Meeting(work), counted[0]
     wide = _wide(best, work.shape)
     for node, places in counted[1:]:
-        wide = meeting.of(wide, counted[0][0], _wide(places, work.shape), node)
+        met = meeting.of(wide, first, _wide(places, work.shape), node)
+        first, wide = first if met.codes is wide.codes else node, met
+    wide = _as_scores(meeting, operands, counted, wide)
     for node, places in operands if wide.columns is None else ():  # a score belongs to its pair, whatever its value is
         strange = places.kind == "lost" or (places.kind == "foreign" and not places.positions) or places.summed
-        if strange and not work.counts(places) and not meeting.uniform(node, wide):
+        own = places.kind == "foreign" and places.located and equal(places.codes.expand(work.shape), wide.codes)
+        common = places.kind != "lost" and meeting.uniform(node, wide)  # what is lost may be one token
+        if strange and not own and not work.counts(places) and not common:
             raise Unproven(places.name or work.name)
     if work.sets:
         return [wide if out.shape == wide.shape else work.unknown(out.shape) for out in work.outs]
+    if len(operands) > 2 and _weighs_common(meeting, operands, wide):
+        raise Unproven(work.name)
     wide = wide._replace(copies=_copies(work, wide, counted), others=_others(counted, work.shape))
+    if wide.parts is not None and any(_tells_apart(work, node, wide) for node, _ in operands):
+        wide = wide._replace(parts=None)
     return [wide if out.shape == wide.shape else work.unknown(out.shape) for out in work.outs]
+
+
+def _as_scores(
+    meeting: _Meeting, operands: Sequence[tuple[Node, Places]], counted: Sequence[tuple[Node, Places]], wide: Places
+) -> Places:
+    """Return products with members of a set as scores, and as no tokens, if they meet a number of unknown origin, the same for all."""
+    others = _others(counted, wide.shape)
+    lost = [node for node, places in operands if places.kind == "lost"]
+    if others is None or wide.columns is not None or not lost:
+        return wide
+    scores = wide._replace(columns=others)
+    return scores if all(meeting.uniform(node, scores) for node in lost) else wide
 
 
 def _operands(work: Work) -> list[tuple[Node, Places]]:
     skipped = work.get(_CHOOSING.get(work.name, ""))
-    return [(node, work.places(node)) for node in work.nodes() if node is not skipped]
+    every = [(node, work.places(node)) for node in work.nodes()]
+    others = [one for one in every if one[0] is not skipped]
+    return (
+        others if work.sets or any(work.counts(places) for _, places in others) else every
+    )  # constants lie where their condition does
+
+
+def _weighs_common(meeting: _Meeting, operands: Sequence[tuple[Node, Places]], wide: Places) -> bool:
+    """Check whether an operand that differs between positions may weight another one that several positions have in common."""
+    common = any(
+        places.kind in ("lost", "foreign") or (places.placed and not _meets_itself(places, wide)) for _, places in operands
+    )
+    return common and any(places.kind == "learned" and not meeting.uniform(node, wide) for node, places in operands)
+
+
+def _meets_itself(places: Places, wide: Places) -> bool:
+    return equal(places.codes.expand(wide.shape), wide.codes)
+
+
+def _tells_apart(work: Work, node: Node, merged: Places) -> bool:
+    """Check whether an operand differs between cells that were merged into one."""
+    parts, ndim = merged.parts, merged.codes.ndim
+    if parts is None or parts.shape != merged.shape:
+        return parts is not None
+    return any(
+        work.varies(node, dim, ndim) and cells_vary(work.planes, parts, dim) and not cells_vary(work.planes, merged.codes, dim)
+        for dim in range(ndim)
+    )
 
 
 def _wide(places: Places, shape: torch.Size) -> Places:
@@ -95,7 +142,7 @@ class _Meeting:
         best = self._finer(a, first, b, second)
         crossed = a.crossed and b.crossed if a.same(b) else best.crossed
         mixture = mixture if a.same(b) else best.mixture
-        return best._replace(behind=behind, mixture=mixture, crossed=crossed, sampled=a.sampled or b.sampled)
+        return best._replace(behind=behind, mixture=mixture, crossed=crossed)
 
     def uniform(self, node: Node, best: Places, own: Places | None = None) -> bool:
         """Check whether an operand is the same at all positions of an image, those of another operand and its own."""
@@ -124,10 +171,16 @@ class _Meeting:
             if a.same(b):
                 return a
         even = [self.uniform(second, a, b), self.uniform(first, b, a)]
-        if all(even):
-            return a if _cells(self._planes, a.codes) > _cells(self._planes, b.codes) else b
-        if any(even):
-            return a if even[0] else b
+        if all(even):  # one token each: neither is what all positions have in common, unless it holds the other's cell
+            fine, coarse = (a, b) if _cells(self._planes, a.codes) > _cells(self._planes, b.codes) else (b, a)
+            if not within(self._planes, fine.codes, coarse.codes):
+                raise Unproven(self._work.name)
+            return fine
+        if any(even):  # what all positions have in common, unless it is one place among them
+            keeping, common = (a, b) if even[0] else (b, a)
+            if not within(self._planes, keeping.codes, common.codes):
+                raise Unproven(self._work.name)
+            return keeping
         a, b = self._specials(a, b)
         if a.same(b):
             return a
@@ -144,7 +197,13 @@ class _Meeting:
         back = coarse.parts is not None and coarse.parts.shape == fine.codes.shape and equal(coarse.parts, fine.codes)
         if not back and not (within(self._planes, fine.codes, coarse.codes) and self._distinct(fine, coarse, node)):
             raise Unproven(self._work.name)
-        return fine
+        return coarse if self._one_each(fine, coarse) else fine
+
+    def _one_each(self, fine: Places, coarse: Places) -> bool:
+        """Check whether each coarser cell meets one finer cell of several in it, and no two meet the same: it is still a coarser cell."""
+        both = pairs(fine.codes, coarse.codes)
+        fewer = len(both) < _cells(self._planes, fine.codes) * len(torch.unique(self._planes.images_of(both[:, 0])))
+        return 1 < len(both) == len(torch.unique(both[:, 0])) == len(torch.unique(both[:, 1])) and fewer
 
     def _crossing(self, a: Places, b: Places) -> Places | None:
         """Return the cells in which rows and columns of one box cross; None if the operands are not rows and columns."""

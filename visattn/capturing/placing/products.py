@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from visattn.capturing.placing.places import Places, later
 from visattn.capturing.placing.pointwise import cells_vary, with_added
-from visattn.capturing.placing.work import Result, Unproven, Work, through
+from visattn.capturing.placing.work import Result, Unproven, Work, over_members, through
 from visattn.capturing.tokens.codes import equal, same_along
-from visattn.capturing.tokens.planes import Planes
+from visattn.capturing.tokens.planes import PADDING, Planes, compact
+
+FACTORS = {  # names of both operands of a product of matrices
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+    "addbmm": ("batch1", "batch2"),
+    "mv": ("self", "vec"),
+    "addmv": ("mat", "vec"),
+    "dot": ("self", "tensor"),
+    "convolution": ("input", "weight"),
+}
 
 
 def multiplied(work: Work) -> Result:
     """`(..., i, k) @ (..., k, j)`, with an added term that must be constant."""
-    names = (
-        ("batch1", "batch2")
-        if work.name in ("baddbmm", "addbmm")
-        else ("mat1", "mat2")
-        if work.name == "addmm"
-        else ("self", "mat2")
-    )
-    left, right = (work.places(work.get(name)) for name in names)
+    left, right = (work.places(work.get(name)) for name in FACTORS[work.name])
     if work.name == "addbmm":
         raise Unproven(work.name)
     made = product(work, left, right, weight=work.name in ("mm", "addmm"))
@@ -61,6 +67,8 @@ def product(work: Work, left: Places, right: Places, *, weight: bool, shape: tup
     first, second = work.counts(left), work.counts(right)
     if not work.sets and "lost" in (left.kind, right.kind) and (first or second):
         return _by_unknown(work, left, right, shape)
+    if work.sets and any(bool((compact(one.codes) == PADDING).all()) for one in (left, right)):
+        raise Unproven(work.name)  # zeros, which the other operand gives no members
     if work.sets and weight:
         second = second and not (first and right.codes.ndim < 3)
     if first and second:
@@ -93,25 +101,47 @@ def _with_known(work: Work, left: Places, right: Places, shape: tuple[int, ...],
     if right.kind == "lost":
         raise Unproven(right.name or work.name)
     if left.columns is not None:
-        return _scores_with_known(work, left, shape)
+        return _scores_with_known(work, left, right, shape)
     made = _mixed(work, left, -1, shape[-1])
     made = _turned_to(made, lambda codes: codes.expand(shape))
-    sets = not weight and right.kind in ("learned", "foreign") and bool((right.codes >= 0).any())
+    sets = not weight and right.kind in ("learned", "foreign") and right.located
     if not sets or not same_along(left.codes, -1) or not same_along(right.codes, -2):
         return made._replace(behind=later(left.behind, right.behind))
     others = right.codes[..., :1, :].expand(shape)
     return made._replace(others=others, asked=True, behind=later(left.behind, right.behind))
 
 
-def _scores_with_known(work: Work, scores: Places, shape: tuple[int, ...]) -> Places:
+def _scores_with_known(work: Work, scores: Places, values: Places, shape: tuple[int, ...]) -> Places:
     assert scores.columns is not None  # noqa: S101 - the caller has checked it
     rows, columns = same_along(scores.codes, -1), same_along(scores.columns, -1)
     if rows and columns:  # heads are mixed
         return _turned_to(scores, lambda codes: codes.narrow(-1, 0, 1).expand(shape))
     if rows or columns:  # weights are applied to learned values
+        _check_members(work, scores, values)
         kept = scores.codes if rows else scores.columns
         return scores._replace(codes=kept.narrow(-1, 0, 1).expand(shape), columns=None, copies=None, others=None)
     raise Unproven(work.name)
+
+
+def _check_members(work: Work, scores: Places, values: Places) -> None:
+    """Check that scores `(..., i, k)` of tokens and members of a set weight these members `(..., k, j)`, or raise.
+
+    Otherwise they may be no scores, but tokens behind a layer, whose channels have been taken for members.
+
+    Raises:
+        Unproven: If they weight anything else.
+    """
+    assert scores.columns is not None  # noqa: S101 - the caller has checked it
+    kept, summed = scores.codes, scores.columns
+    if not same_along(kept, -1):
+        kept, summed = summed, kept
+    if not over_members(work, kept, summed):
+        return
+    if not same_along(summed, -2) or not same_along(values.codes, -1):
+        raise Unproven(work.name)
+    members, own = torch.broadcast_tensors(summed[..., 0, :], values.codes[..., 0])  # type: ignore[no-untyped-call]
+    if not equal(members, own):
+        raise Unproven(work.name)
 
 
 def _mixed(work: Work, places: Places, dim: int, size: int) -> Places:
@@ -167,6 +197,7 @@ def _weighted(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -
         raise Unproven(work.name)
     pair, dim = (left, -1) if left.columns is not None else (right, -2)
     assert pair.columns is not None  # noqa: S101 - it has columns
+    _check_members(work, *((left, right) if dim == -1 else (_transposed(right), _transposed(left))))
     for codes in (pair.codes, pair.columns):
         if same_along(codes, dim):
             return pair._replace(codes=codes.narrow(dim, 0, 1).expand(shape), columns=None, copies=None, others=None)
@@ -175,7 +206,8 @@ def _weighted(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -
 
 def _at_windows(work: Work, weights: Places, values: Places, shape: tuple[int, ...]) -> Tensor | None:
     """Return codes of a weighted mean over windows whose weights come from their own cell (outlook attention): those of that cell."""
-    if not same_along(weights.codes, -1) or same_along(values.codes, -2):
+    own = same_along(weights.codes, -1) and same_along(weights.codes, -2)  # all weights of a window come from one cell
+    if not own or same_along(values.codes, -2):
         return None
     planes: Planes = work.planes
     at = weights.codes[..., :1].expand(shape)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from visattn.capturing.placing.places import Places
-from visattn.capturing.placing.work import Result, Unproven, Work, through
+from visattn.capturing.placing.work import Result, Unproven, Work, over_members, through
 from visattn.capturing.tokens.codes import same_along
 
 
@@ -42,13 +42,15 @@ def _merged(work: Work, source: Places, dims: Sequence[int]) -> Places:
 def _of_scores(work: Work, source: Places, dims: Sequence[int]) -> Places:
     """Return the places of summed scores: sums over keys lie at the query, sums over queries at the key."""
     assert source.columns is not None  # noqa: S101 - the caller has checked it
-    for codes in (source.codes, source.columns):
+    for codes, others in ((source.codes, source.columns), (source.columns, source.codes)):
         if all(same_along(codes, dim) for dim in dims):
             alone = not all(same_along(part, dim) for part in (source.codes, source.columns) for dim in dims)
             if not alone:
                 kept = source.each(lambda part: _narrowed(part, dims).reshape(work.shape))
                 assert kept is not None  # noqa: S101 - it always fits
                 return kept
+            if over_members(work, codes, others):
+                raise Unproven(work.name)
             return source._replace(codes=_narrowed(codes, dims).reshape(work.shape), columns=None, copies=None, others=None)
     raise Unproven(work.name)
 

@@ -7,9 +7,9 @@ known.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,34 +17,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
-def shape_of(tensor: Tensor) -> torch.Size:
-    """Return the shape of a tensor; for a nested tensor, which has none, its number of elements."""
-    return torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape
-
-
-class Node(int):
-    """Number of a tensor. A tensor that is overwritten continues under a new number."""
-
-
-class Facts(NamedTuple):
-    """Form of a tensor.
-
-    Attributes:
-        shape: Its shape; of a nested tensor, its number of elements.
-        stride: Its strides; empty if it has no memory of its own kind, as sparse and nested tensors.
-        offset: Its first element in its memory.
-        memory: Number of its memory, which its views share.
-        floating: Whether its dtype is floating point.
-        number: Whether its dtype is not boolean.
-    """
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    memory: int
-    floating: bool
-    number: bool
+from visattn.capturing.placing.kernels import Kernel, kernel_of, kind_of
+from visattn.capturing.placing.nodes import Node, Nodes, tensors_in_nodes
+from visattn.capturing.tokens.points import Points
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +34,8 @@ class Step:
         sharing: Other tensors that share the overwritten memory.
         contents: Values of arguments that choose elements, by name.
         choice: Number of the choice, if tokens were picked by their content and form a set of their own.
+        kernel: What the values of a convolution's kernel say about places; None if they do not matter.
+        points: Points at which it reads values, if each forward pass can measure them.
     """
 
     op: OpOverload | None
@@ -68,6 +45,13 @@ class Step:
     sharing: tuple[Node, ...] = ()
     contents: dict[str, Any] = field(default_factory=dict)
     choice: int | None = None
+    kernel: Kernel | None = None
+    points: Points | None = None
+
+    @property
+    def random(self) -> bool:
+        """True if it draws random numbers."""
+        return self.op is not None and torch.Tag.nondeterministic_seeded in self.op.tags
 
 
 class Signature(NamedTuple):
@@ -116,177 +100,8 @@ def _shared(aliases: Mapping[str, set[str]], own: Any, kind: str) -> str | None:
     return next((name for name, sets in aliases.items() if sets & set(own.before_set)), next(iter(aliases), None))
 
 
-class Nodes:
-    """Tensors of a running forward pass, by number. It holds weak references, so it keeps no tensor alive.
-
-    Attributes:
-        facts: Form of each tensor.
-        outside: Kind and name of the tensors that no step has made; see `Outside`.
-        unseen: Memories that were written by code that is not intercepted, since this was last asked.
-    """
-
-    def __init__(self, stored: Callable[[Tensor], tuple[str, str] | None]) -> None:
-        """Start without tensors; `stored` returns kind and name of a tensor of the model."""
-        self.facts: list[Facts] = []
-        self.outside: dict[int, tuple[str, str]] = {}
-        self.unseen: list[int] = []
-        self._stored = stored
-        self._known: dict[int, tuple[weakref.ref[Tensor], Node]] = {}  # by `id`
-        self._memories: dict[int, int] = {}  # by address of the storage
-        self._tensors: dict[int, list[weakref.ref[Tensor]]] = {}  # by memory
-        self._versions: dict[int, int] = {}  # by memory
-        self._dirty: dict[int, Tensor] = {}  # memories that the running call has made or overwritten, with a tensor in each
-
-    def of(self, tensor: Tensor) -> Node:
-        """Return the number of a tensor; one that is new belongs to the model, or to code that is not intercepted."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            self._compare(tensor, known[1])
-            return known[1]
-        memory = self._memory(tensor)
-        shared = memory is not None and bool(self._live(memory))
-        node = self._add(tensor, memory if shared else None)
-        if shared:
-            self._compare(tensor, node)
-        else:
-            self.outside[node] = self._stored(tensor) or ("unknown", "")
-        return node
-
-    @classmethod
-    def resumed(
-        cls,
-        stored: Callable[[Tensor], tuple[str, str] | None],
-        facts: Sequence[Facts],
-        origins: Mapping[int, tuple[str, str]],
-        living: Sequence[tuple[Node, Tensor]],
-    ) -> Nodes:
-        """Return the tensors of a forward pass that has agreed with an earlier one so far, under the numbers of that one."""
-        nodes = cls(stored)
-        nodes.facts, nodes.outside = list(facts), dict(origins)
-        for memory in {one.memory for one in facts}:
-            nodes._tensors[memory] = []
-            nodes._versions[memory] = -2
-        for node, tensor in living:
-            memory = facts[node].memory
-            nodes._tensors[memory].append(weakref.ref(tensor))
-            nodes._versions[memory] = _version(tensor)
-            nodes._known[id(tensor)] = weakref.ref(tensor), node
-            address = _address(tensor)
-            if address is not None:
-                nodes._memories[address] = memory
-        return nodes
-
-    def begin(self, tensor: Tensor, kind: str, name: str) -> Node:
-        """Add a tensor that the model receives."""
-        node = self._add(tensor, None)
-        self.outside[node] = kind, name
-        return node
-
-    def made(self, tensor: Tensor, shares: Node | None) -> Node:
-        """Add a result, which shares the memory of another tensor or has its own; a result that is an argument keeps its number."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and shares is not None:
-            return known[1]
-        return self._add(tensor, None if shares is None else self.facts[shares].memory)
-
-    def written(self, tensor: Tensor, node: Node) -> Node:
-        """Give an overwritten tensor its next number."""
-        memory = self.facts[node].memory
-        self._dirty[memory] = tensor
-        return self._add(tensor, memory)
-
-    def forget(self, tensor: Tensor) -> None:
-        """Treat a tensor as one that is new: it was given other memory."""
-        self._known.pop(id(tensor), None)
-
-    def overwritten(self, tensor: Tensor) -> None:
-        """Note that the memory of a tensor was written by code that is not intercepted."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            self.unseen.append(self.facts[known[1]].memory)
-
-    def settle(self) -> None:
-        """Note the versions of memories that a call has made or overwritten, which autograd sets when the operation has returned."""
-        for memory, tensor in self._dirty.items():
-            self._versions[memory] = _version(tensor)
-        self._dirty.clear()
-
-    def sharing(self, nodes: Sequence[Node], but: Sequence[Tensor]) -> tuple[Node, ...]:
-        """Return the other live tensors in the memories of these."""
-        memories, own = dict.fromkeys(self.facts[node].memory for node in nodes), {id(x) for x in but}
-        return tuple(self._known[id(tensor)][1] for memory in memories for tensor in self._live(memory) if id(tensor) not in own)
-
-    def memory_of(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's memory."""
-        return self.facts[self.of(tensor)].memory
-
-    def clear(self) -> None:
-        """Release all tensors."""
-        self._dirty.clear()
-        self._known.clear()
-        self._tensors.clear()
-        self._memories.clear()
-
-    def _add(self, tensor: Tensor, memory: int | None) -> Node:
-        node = Node(len(self.facts))
-        if memory is None:
-            memory = len(self._tensors)
-            self._tensors[memory] = []
-            self._dirty[memory] = tensor
-            self._versions[memory] = _version(tensor)
-            address = _address(tensor)
-            if address is not None:
-                self._memories[address] = memory
-        plain = _address(tensor) is not None
-        self.facts.append(
-            Facts(
-                shape_of(tensor),
-                tuple(tensor.stride()) if plain else (),
-                int(tensor.storage_offset()) if plain else 0,
-                memory,
-                tensor.is_floating_point() or tensor.is_complex(),
-                tensor.dtype != torch.bool,
-            )
-        )
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor:
-            self._tensors[memory].append(weakref.ref(tensor))
-        self._known[id(tensor)] = weakref.ref(tensor), node
-        return node
-
-    def _memory(self, tensor: Tensor) -> int | None:
-        address = _address(tensor)
-        return None if address is None else self._memories.get(address)
-
-    def _live(self, memory: int) -> list[Tensor]:
-        """Return the live tensors of a memory, and forget the others."""
-        tensors = [tensor for ref in self._tensors[memory] if (tensor := ref()) is not None]
-        self._tensors[memory] = [weakref.ref(tensor) for tensor in tensors]
-        return tensors
-
-    def _compare(self, tensor: Tensor, node: Node) -> None:
-        """Notice a write that was not intercepted."""
-        memory, version = self.facts[node].memory, _version(tensor)
-        if version != self._versions[memory] and memory not in self._dirty:
-            self._versions[memory] = version
-            self.unseen.append(memory)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
-def _address(tensor: Tensor) -> int | None:
-    """Return what distinguishes the storage of a tensor from all others that live; None if it has none."""
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        return None
-    try:
-        storage = tensor.untyped_storage()
-        return storage.data_ptr() or -storage._cdata  # other libraries may share the elements of a storage
-    except (RuntimeError, NotImplementedError):  # tensors of other classes
-        return None
-
-
+# composite operations that compute something else while a dispatch mode is open, by name: they run outside of it
+APART = {"max_pool1d": torch.ops.aten.max_pool1d.default, "linalg_matrix_rank": None}
 Wanted = Callable[[OpOverload], Sequence[str]]  # names of the arguments whose values choose elements
 
 
@@ -316,17 +131,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload) or not all(map(_is_plain, tensors((args, list(kwargs.values()))))):
+        if not isinstance(func, OpOverload) or not all(map(is_plain, tensors((args, list(kwargs.values()))))):
             return func(*args, **kwargs)
         signature = signature_of(func)
-        if signature.composite:  # under inference_mode; otherwise autograd has called the others already
+        apart = func._schema.name.removeprefix("aten::") in APART
+        if signature.composite and not apart:  # under inference_mode; otherwise autograd has called the others already
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return self.noted(func, partial(func, *args, **kwargs), args, kwargs)
+
+    def noted(self, func: OpOverload, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run a call that is one operation, and note it."""
+        signature = signature_of(func)
         named = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
         given = {name: self._noted(value) for name, value in named.items()}
         contents = {name: _copied(named[name]) for name in self._wanted(func) if named.get(name) is not None}
-        out = func(*args, **kwargs)
-        self.steps.append(self._step(func, signature, named, given, contents, out))
+        kernel = _kernel(func, named)
+        out = run()
+        step = self._step(func, signature, named, given, contents, out)
+        step.kernel = kernel
+        self.steps.append(step)
         return out
 
     def _step(
@@ -367,12 +191,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.steps.append(Step(None, {"memory": self.nodes.unseen.pop()}))
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Check whether a tensor is one of PyTorch's own, with elements in memory; nested tensors and other classes are left alone."""
-    return type(tensor) in _OWN and tensor.layout is torch.strided and not tensor.is_nested
+def _kernel(op: OpOverload, named: Mapping[str, Any]) -> Kernel | None:
+    """Return what the values of a convolution's kernel say about places."""
+    if not op._schema.name.endswith("convolution"):
+        return None
+    kind = kind_of(named["weight"].shape[2:], named)
+    return None if kind is None else kernel_of(named["weight"], kind)
 
 
-_OWN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
+def is_plain(tensor: Tensor) -> bool:
+    """Check whether PyTorch itself runs the operations on a tensor, in memory; nested tensors and others of their own are left alone."""
+    return type(tensor).__torch_dispatch__ is _OWN and tensor.layout is torch.strided and not tensor.is_nested
+
+
+_OWN = Tensor.__torch_dispatch__
 
 
 def _each(shared: tuple[str | None, ...], out: Any) -> tuple[str | None, ...]:  # noqa: ANN401
@@ -395,12 +227,3 @@ def tensors(value: Any) -> Iterator[Tensor]:  # noqa: ANN401
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)
-
-
-def tensors_in_nodes(value: Any) -> Iterator[Node]:  # noqa: ANN401
-    """Yield the nodes in a value."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in_nodes(item)

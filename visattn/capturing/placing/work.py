@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.places import Behind, Places, later, whole
-from visattn.capturing.placing.steps import Facts, Node, Step, tensors_in_nodes
+from visattn.capturing.placing.nodes import Facts, Node, tensors_in_nodes
+from visattn.capturing.placing.places import Places, whole
+from visattn.capturing.placing.shadows import Shadows
+from visattn.capturing.placing.steps import Step
 from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.tokens.planes import Planes
 
@@ -27,17 +29,19 @@ class Work:
     Attributes:
         step: The step.
         name: Name of its operation.
-        planes: Planes of the forward pass.
+        shadows: Places of all tensors.
         outs: Form of each result that is a tensor.
         sets: Whether members of sets are followed, because no argument comes from the image.
     """
 
-    def __init__(
-        self, step: Step, name: str, planes: Planes, outs: list[Facts], places_of: Callable[[Node], Places], facts: list[Facts]
-    ) -> None:
-        """Store the step and the places of its arguments."""
-        self.step, self.name, self.planes, self.outs, self.sets = step, name, planes, outs, False
-        self._places, self._facts = places_of, facts
+    def __init__(self, step: Step, name: str, shadows: Shadows, outs: list[Facts]) -> None:
+        """Store the step; `shadows` has the places of its arguments."""
+        self.step, self.name, self.shadows, self.outs, self.sets = step, name, shadows, outs, False
+
+    @property
+    def planes(self) -> Planes:
+        """Planes of the forward pass."""
+        return self.shadows.planes
 
     @property
     def shape(self) -> torch.Size:
@@ -60,11 +64,11 @@ class Work:
 
     def places(self, value: Node) -> Places:
         """Return the places of a tensor."""
-        return self._places(value)
+        return self.shadows.of(value)
 
     def facts(self, value: Node) -> Facts:
         """Return the form of a tensor."""
-        return self._facts[value]
+        return self.shadows.facts[value]
 
     def main(self) -> Places:
         """Return the places of the first tensor argument."""
@@ -78,7 +82,7 @@ class Work:
 
     def counts(self, places: Places) -> bool:
         """Check whether a tensor has places to follow: of the image, or of a set where no argument comes from the image."""
-        return places.placed or (self.sets and bool((places.codes >= 0).any()))
+        return places.placed or (self.sets and places.located)
 
     def unknown(self, shape: Any) -> Places:  # noqa: ANN401
         """Return the places of elements that this step cannot place."""
@@ -88,7 +92,9 @@ class Work:
         """Check whether a tensor may differ along an axis of a result with `ndim` axes, to which it broadcasts."""
         facts = self.facts(node)
         own = dim - (ndim - len(facts.shape))
-        return own >= 0 and facts.shape[own] != 1 and (not facts.stride or facts.stride[own] != 0)
+        if own < 0 or facts.shape[own] == 1 or (facts.stride and facts.stride[own] == 0):
+            return False
+        return own not in self.shadows.even(node)
 
 
 def through(planes: Planes, codes: Tensor, dim: int, size: int) -> Tensor:
@@ -109,6 +115,6 @@ def through(planes: Planes, codes: Tensor, dim: int, size: int) -> Tensor:
     return merged.expand(shape)
 
 
-def behind_of(*places: Places) -> Behind:
-    """Return the last attention call that flowed into several tensors."""
-    return later(*(one.behind for one in places))
+def over_members(work: Work, kept: Tensor, summed: Tensor) -> bool:
+    """Check whether scores of tokens are summed over members of another set, which may be channels of these tokens behind a layer."""
+    return not (work.sets or work.planes.on_grid(summed) or work.planes.of(kept) == work.planes.of(summed))

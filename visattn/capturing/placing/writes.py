@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.nodes import Node
 from visattn.capturing.placing.places import LEARNED, LOST, Places, later
-from visattn.capturing.placing.steps import Node
 from visattn.capturing.placing.work import Result, Unproven, Work
 from visattn.capturing.tokens.planes import PADDING
 
@@ -27,6 +27,7 @@ _VALUE = {
     "as_strided_scatter": "src",
     "select_backward": "grad_output",
 }
+_PUTTING = frozenset({"index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "scatter"})
 _ADDING = frozenset({"index_add", "scatter_add", "scatter_reduce", "index_reduce"})
 
 
@@ -39,6 +40,13 @@ def written(work: Work) -> Result:
     if work.get("accumulate", False) or work.get("reduce") is not None:
         return _added(work, target, new)
     return _together(work, target, new, lambda into, part: _put(work, into, part, name))
+
+
+def replaces_unknown(work: Work) -> bool:
+    """Check whether values are put into a tensor of unknown content, such as memory that was never written, and leave none of it."""
+    if work.name not in _PUTTING or work.get("accumulate", False) or work.get("reduce") is not None:
+        return False
+    return work.places(work.get("self")).kind == "lost" and bool((_times(work, _VALUE[work.name]) > 0).all())
 
 
 def copied(work: Work) -> Result:
@@ -130,7 +138,6 @@ def _together(work: Work, target: Places, new: Places, put: Any) -> Places:  # n
         copies=copies,
         behind=later(target.behind, new.behind),
         mixture=target.mixture or new.mixture,
-        sampled=target.sampled or new.sampled,
         others=None,
     )
 

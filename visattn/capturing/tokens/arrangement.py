@@ -14,6 +14,7 @@ from torch import Tensor
 
 from visattn._support.types import Kind
 from visattn.capturing.tokens.planes import Planes
+from visattn.capturing.tokens.points import Drift
 from visattn.geometry import Box
 from visattn.records import TokenLayout
 from visattn.records.layouts import WORDS
@@ -24,12 +25,13 @@ class Unplaced(Exception):
 
     Attributes:
         of_places: Whether the reason is where the tokens lie, which may be because they mix several places.
+        drift: How far values were read from their tokens, if this is the reason.
     """
 
-    def __init__(self, reason: str, *, of_places: bool = False) -> None:
+    def __init__(self, reason: str, *, of_places: bool = False, drift: Drift | None = None) -> None:
         """Store the reason."""
         super().__init__(reason)
-        self.of_places = of_places
+        self.of_places, self.drift = of_places, drift
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ class Arrangement:
         query_index: `(blocks, q)` token index of each row; None for canonical order.
         key_index: `(blocks, k)` token index of each column; None for canonical order.
         reason: Why the call cannot be located in the image; its tokens are then only numbered. None if it can.
+        drift: How far values were read from their tokens, if this is the reason.
     """
 
     kind: Kind
@@ -53,6 +56,12 @@ class Arrangement:
     query_index: Tensor | None = None
     key_index: Tensor | None = None
     reason: str | None = None
+    drift: Drift | None = None
+
+    @property
+    def why(self) -> str | None:
+        """Reason in the latest forward pass."""
+        return self.reason if self.reason is None or self.drift is None else self.reason + self.drift.told
 
     def apart(self) -> Arrangement:
         """Return the arrangement of a call that cannot be located and does not depend on the image."""
@@ -333,7 +342,9 @@ def token_names(planes: Planes, codes: Tensor, other: str = "token") -> tuple[st
             counts[base] += 1
         if name in names:
             counts[name] += 1
-            name = f"{name}{counts[name] + 1}"
+            name += (
+                f".{counts[name] + 1}" if name[-1].isdigit() else str(counts[name] + 1)
+            )  # `word1.2`, since `word12` is another
         names.append(name)
     return tuple(names)
 

@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.capturing.tokens.lines import shared
-from visattn.capturing.tokens.planes import PADDING, Plane, compact
-from visattn.geometry import Box
+from visattn.capturing.tokens.planes import PADDING, compact
 
 
 def flat(items: Any) -> list[Any]:  # noqa: ANN401
@@ -110,73 +108,3 @@ class Geometry2d(NamedTuple):
     reach: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[float, float]
-
-
-class Kernel(NamedTuple):
-    """Extent, stride and padding of a kernel along each axis, in cells."""
-
-    reach: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[Any, ...]
-
-
-def geometry_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weight: Sequence[int] | None) -> Geometry2d | None:
-    """Return the spatial geometry of a convolution or pooling, or None for other operations; see `kernel_of`."""
-    kernel = kernel_of(name, args, kwargs, weight)
-    if kernel is None or len(kernel.reach) < 2:
-        return None
-    (reach, stride, padding) = ((side[-2], side[-1]) for side in kernel)
-    return Geometry2d(reach, stride, padding)
-
-
-def kernel_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weight: Sequence[int] | None) -> Kernel | None:
-    """Return the kernel of a convolution or pooling, or None for other operations; `weight` is the shape of the convolution's weight."""
-    if name in ("conv2d", "conv3d", "convolution"):
-        given = dict(zip(["input", "weight", "bias", "stride", "padding", "dilation", "transposed"], args, strict=False)) | dict(
-            kwargs
-        )
-        if weight is None or given.get("transposed", False) is True:
-            return None
-        size = tuple(weight[2:])
-        stride, dilation = (_sides(given.get(key, 1), len(size)) for key in ("stride", "dilation"))
-    elif name.removesuffix("_with_indices") in ("avg_pool2d", "max_pool2d", "lp_pool2d", "avg_pool3d", "max_pool3d"):
-        names = ["input", "kernel_size", "stride", "padding", "dilation"]
-        given = dict(zip(names[:4] if name.startswith("avg") else names, args, strict=False)) | dict(kwargs)
-        axes = 3 if "3d" in name else 2
-        size = _sides(given["kernel_size"], axes)
-        stride = _sides(given.get("stride") or size, axes)
-        dilation = _sides(given.get("dilation", 1) if name.startswith("max") else 1, axes)
-    else:
-        return None
-    reach = tuple((side - 1) * gap + 1 for side, gap in zip(size, dilation, strict=True))
-    before = given.get("padding", 0)
-    if before == "same":
-        padding: tuple[Any, ...] = tuple((side - 1) // 2 for side in reach)
-    else:
-        padding = _sides(0 if before == "valid" else before, len(size))
-    return Kernel(reach, stride, padding)
-
-
-def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None) -> Box:
-    """Return the box that a resampled plane covers.
-
-    Cells of non-overlapping patches cover exactly the cells they read; other cells cover even shares around their centers.
-    """
-    box = plane.box
-    if geometry is None:
-        return box
-    sides = []
-    for axis, (start, stop, count) in enumerate(((box.top, box.bottom, rows), (box.left, box.right, columns))):
-        scale = (stop - start) / plane.grid[axis - 2]
-        reach, step = geometry.reach[axis], geometry.stride[axis]
-        begin = start - (before[axis] + geometry.padding[axis]) * scale
-        if reach == step and not geometry.padding[axis]:
-            sides.append((begin, begin + count * step * scale))
-        else:
-            sides.append(shared(begin + reach / 2 * scale, step * scale, count, start, stop))
-    (top, bottom), (left, right) = sides
-    return Box(top, left, bottom, right)
-
-
-def _sides(value: Any, axes: int) -> tuple[Any, ...]:  # noqa: ANN401
-    return (value,) * axes if isinstance(value, int) else tuple(value) * (axes if len(value) == 1 else 1)

@@ -23,7 +23,10 @@ def shared(first: float, step: float, count: int, start: float, stop: float) -> 
 
 
 def border(at: Tensor, length: int, reach: int, stride: int) -> int | None:
-    """Count the lines before a plane of `length` lines in the lines `at`; return None if a window reads lines that it does not cover."""
+    """Count the lines before a plane of `length` lines in the lines `at`, which repeat lines of the plane at its ends.
+
+    Return None if a window reads lines that it does not cover, or one outside of its own cell more often than all lines in it.
+    """
     own = torch.arange(length, device=at.device)
     begins = (at.unfold(0, length, 1) == own).all(1).nonzero().flatten() if len(at) >= length else own[:0]
     if not len(begins) or reach > len(at):
@@ -32,7 +35,10 @@ def border(at: Tensor, length: int, reach: int, stride: int) -> int | None:
     read = at.unfold(0, reach, stride)
     over = (torch.arange(len(at), device=at.device) - before).clamp(0, length - 1).unfold(0, reach, stride)
     inside = bool(((read.amin(1) >= over.amin(1)) & (read.amax(1) <= over.amax(1))).all())
-    return before if inside else None
+    centers = torch.arange(len(read), device=at.device) * stride - before + (reach - 1) / 2
+    times = (read[:, :, None] == read[:, None]).sum(2)  # how often a window reads the same line
+    own = (read - centers[:, None]).abs() <= max(stride, 1) / 2
+    return before if inside and bool(((times * own).amax(1) == times.amax(1)).all()) else None
 
 
 def merged(first: Tensor, last: Tensor, length: int, start: float, stop: float) -> Side | None:

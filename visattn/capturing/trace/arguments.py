@@ -10,12 +10,13 @@ from torch import Tensor
 
 from visattn.capturing.trace.operations import operation_of
 
+SWITCH = torch._C._set_grad_enabled  # begin and end of `torch.no_grad` and its like
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # tensors inside torch.func transforms such as vmap and grad
 
 
 def changes(func: Callable[..., Any], args: Sequence[Any], out: Any) -> bool:  # noqa: ANN401
-    """Check whether a call returned or changed a tensor."""
-    return any(isinstance(result, Tensor) for result in results_of(args, out, operation_of(func).writes))
+    """Check whether a call returned or changed a tensor, or whether gradients are recorded from here on."""
+    return func is SWITCH or any(isinstance(result, Tensor) for result in results_of(args, out, operation_of(func).writes))
 
 
 def results_of(args: Sequence[Any], out: Any, writes: bool) -> tuple[Any, ...]:  # noqa: ANN401
@@ -51,11 +52,6 @@ def positions_among(results: Iterable[Any], lead: tuple[int, ...]) -> list[Tenso
     return [x.clone() for x in fitting if not x.is_floating_point() or bool((x == x.floor()).all())]
 
 
-def shape_of(tensor: Tensor) -> torch.Size:
-    """Return the shape of a tensor; for a nested tensor, which has none, its number of elements."""
-    return torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape
-
-
 def transformed(values: Iterable[Any]) -> bool:
     """Check whether one of the values is a tensor of a torch.func transform."""
     for value in values:
@@ -70,7 +66,8 @@ def transformed(values: Iterable[Any]) -> bool:
 def memory_of(tensor: Tensor) -> int:
     """Return the address of a tensor's storage, or a unique negative number if it has none."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        with torch._C.DisableTorchFunction():  # a capture around this one must not take it for a read
+            return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # sparse and meta tensors have no storage
         return -id(tensor)
 

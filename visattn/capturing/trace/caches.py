@@ -1,4 +1,4 @@
-"""Tensors that the code of a model keeps between forward passes: results of `functools.lru_cache`, and containers in its globals.
+"""Tensors that the code of a model keeps between forward passes: its globals, containers in them, and results of `functools.lru_cache`.
 
 A tensor that existed before a forward pass began does not depend on its image.
 """
@@ -27,8 +27,10 @@ def kept_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
     own = dict.fromkeys(map(type, modules))
     kinds = dict.fromkeys(kind for one in own for kind in one.__mro__ if not kind.__module__.startswith("torch."))
     files = dict.fromkeys(filter(None, (sys.modules.get(kind.__module__) for kind in kinds)))
-    keepers = {id(keeper): keeper for place in (*kinds, *files) for keeper in _keepers(place)}
-    return [tensor for keeper in keepers.values() for tensor in tensors_within(keeper)]
+    places = (*kinds, *files)
+    keepers = {id(keeper): keeper for place in places for keeper in _keepers(place)}
+    own_names = [value for place in places for value in list(vars(place).values()) if isinstance(value, Tensor)]
+    return [*own_names, *(tensor for keeper in keepers.values() for tensor in tensors_within(keeper))]
 
 
 def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:  # noqa: ANN401

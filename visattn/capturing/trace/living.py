@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.weak import Weak
 from visattn.capturing.trace.arguments import memory_of, tensors_in
+from visattn.capturing.trace.exposed import ExposedMemory
 from visattn.capturing.trace.operations import Operation
 from visattn.capturing.trace.tape import Outside
 
@@ -23,9 +24,10 @@ class Living:
         exposed: Memory that other code can write to without being intercepted.
     """
 
-    def __init__(self) -> None:
-        """Start without tensors."""
-        self.refs: list[weakref.ref[Tensor]] = []
+    def __init__(self, overwritten: Callable[[Tensor], None]) -> None:
+        """Start without tensors; `overwritten` is told of each whose memory was written by code that is not intercepted."""
+        self._overwritten = overwritten
+        self.refs: list[Callable[[], Tensor | None]] = []
         self.versions: list[int | None] = []
         self.exposed = ExposedMemory()
         self._versioned = not torch.is_inference_mode_enabled()
@@ -34,9 +36,27 @@ class Living:
 
     def enlist(self, tensor: Tensor) -> int:
         """Add a slot for a tensor and return its number."""
-        self.refs.append(weakref.ref(tensor))
+        self.refs.append(Weak(tensor))
         self.versions.append(None if not self._versioned or tensor.is_inference() else tensor._version)
         return len(self.refs) - 1
+
+    def current(self, tensor: Tensor, outside: Container[int]) -> int | None:
+        """Return the slot of a tensor; None if it is new, or was overwritten without interception.
+
+        The version counters of tensors from `outside` the tape do not matter.
+        """
+        slot = self.slot(tensor)
+        if slot is None:
+            return None
+        if slot not in outside and self.is_written(slot, tensor):
+            self.forget(tensor)
+            return None
+        if self.exposed and self.exposed.overwritten(tensor):
+            self._overwritten(tensor)
+            for _, other in self.sharing([memory_of(tensor)]):
+                self.forget(other)
+            return None
+        return slot
 
     def slot(self, tensor: Tensor) -> int | None:
         """Return the last slot of a tensor, even if its memory was overwritten since; None if it has no slot."""
@@ -50,6 +70,14 @@ class Living:
         found = self._slots.get(id(tensor))
         return found if found is not None and refs[found]() is tensor else None
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that are alive."""
+        return [tensor for known in self.refs if (tensor := known()) is not None]
+
+    def slots(self, results: Iterable[Any]) -> tuple[int | None, ...]:
+        """Return the slot of each result that already has one, and None for the others."""
+        return tuple(self.slot(result) if isinstance(result, Tensor) else None for result in results)
+
     def is_written(self, slot: int, tensor: Tensor) -> bool:
         """Check whether a tensor was written to since its slot was created."""
         version = self.versions[slot]
@@ -58,6 +86,11 @@ class Living:
     def forget(self, tensor: Tensor) -> None:
         """Treat a tensor as one that is new to the tape."""
         self._slots.pop(id(tensor), None)
+
+    def exchanged(self, tensor: Tensor) -> None:
+        """Forget all slots of a tensor that will hold the content of another."""
+        self.forget(tensor)
+        self.refs = [_gone if known() is tensor else known for known in self.refs]
 
     def back_to(self, slots: int) -> None:
         """Drop all but the first `slots` slots. No tensor of a dropped slot may have an earlier slot too."""
@@ -107,22 +140,5 @@ class Living:
         self.refs, self.versions, self._listed = [], [], 0
 
 
-class ExposedMemory(dict[int, tuple[Tensor, Tensor]]):
-    """Memory that other code can write to without being intercepted. Maps its address to a view and a copy of the content."""
-
-    def add(self, tensor: Tensor) -> None:
-        """Register the memory of a tensor and copy its content."""
-        with torch.no_grad():
-            view = tensor.detach()
-            self.setdefault(memory_of(tensor), (view, view.clone()))
-
-    def overwritten(self, tensor: Tensor) -> bool:
-        """Check whether the memory of a tensor has changed without an intercepted write."""
-        view, before = self.get(memory_of(tensor), (None, None))
-        return view is not None and before is not None and not torch.equal(view, before)
-
-    def refresh(self, memories: Iterable[int]) -> None:
-        """Copy the content again, after a write that was intercepted."""
-        for memory in self.keys() & set(memories):
-            view, _ = self[memory]
-            self[memory] = view, view.clone()
+def _gone() -> None:
+    """Stand for a reference to a tensor that no longer has its content."""

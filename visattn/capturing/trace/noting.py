@@ -3,45 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch._ops import OpOverload
 
-from visattn.capturing.placing.steps import Nodes, Recorder, Step
+from visattn.capturing.placing.apart import inside, is_apart
+from visattn.capturing.placing.nodes import Nodes
+from visattn.capturing.placing.steps import APART, Recorder, Step
 from visattn.capturing.placing.table import contents_of
+from visattn.capturing.trace.arguments import tensors_in
 from visattn.capturing.trace.living import Living
-from visattn.capturing.trace.operations import Operation
+from visattn.capturing.trace.operations import Operation, operation_of
 from visattn.capturing.trace.tape import Entry, Tape
 
-STEPS = False  # whether operations are noted, for `visattn.capturing.placing`, which no conclusion is drawn from yet
+_APART = {name.removeprefix("linalg_"): op for name, op in APART.items()}
 _ASKING: set[Callable[..., Any]] = set()  # functions that have returned no tensor
 
 
 def plainly(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Run a call without notes."""
+    """Run a call without notes, in the dispatch modes that are open around it."""
+    if is_apart():
+        with inside():
+            return func(*args, **kwargs)
     return func(*args, **kwargs)
 
 
 class Noting:
-    """Recorder of steps for a tracer; it does nothing unless `STEPS` is set.
-
-    Attributes:
-        wanted: Whether steps are noted.
-    """
+    """Recorder of steps for a tracer."""
 
     def __init__(self, stored: Callable[[Tensor], tuple[str, str] | None]) -> None:
         """Start without steps; `stored` returns kind and name of a tensor of the model."""
-        self.wanted = STEPS
         self._stored, self._recorder = stored, Recorder(Nodes(stored), contents_of)
         self._resumed = -1  # number of entries at which the tensors of a known tape were taken over
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call and note its operations."""
         try:
+            operation = operation_of(func)
+            if operation.own and operation.name in _APART:
+                return self._apart(_APART[operation.name], func, args, kwargs)
             with self._recorder:
-                return func(*args, **kwargs)
+                return plainly(func, args, kwargs)
         finally:
             self._recorder.nodes.settle()
+
+    def _apart(
+        self,
+        op: OpOverload | None,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Run a call that must not run under a dispatch mode, and note it as one operation; without one, what it writes is unknown."""
+        if op is not None:
+            named = {"self" if name == "input" else name: value for name, value in kwargs.items() if name != "return_indices"}
+            return self._recorder.noted(op, partial(func, *args, **kwargs), args, named)
+        out = func(*args, **kwargs)
+        for tensor in tensors_in(kwargs.get("out")):
+            self._recorder.nodes.overwritten(tensor)
+        return out
 
     def taken(self) -> tuple[Step, ...]:
         """Return the steps noted so far, and forget them."""
@@ -61,7 +83,7 @@ class Noting:
 
     def resume(self, tape: Tape, at: int, living: Living) -> None:
         """Take the tensors of a known tape over, with which the forward pass has agreed up to entry `at`."""
-        if not self.wanted or self._resumed == at:
+        if self._resumed == at:
             return
         self._resumed = at
         tensors = [
@@ -73,14 +95,11 @@ class Noting:
 
     def outside(self, tape: Tape, slot: int, tensor: Tensor, kind: str, name: str) -> None:
         """Note the node of a tensor that no call has made."""
-        if self.wanted:
-            nodes = self._recorder.nodes
-            tape.nodes[slot] = nodes.begin(tensor, kind, name) if kind in ("pixels", "input") else nodes.of(tensor)
+        nodes = self._recorder.nodes
+        tape.nodes[slot] = nodes.begin(tensor, kind, name) if kind in ("pixels", "input") else nodes.of(tensor)
 
     def number(self, tape: Tape, entry: Entry, results: Sequence[Any], shared: Sequence[tuple[int, Tensor]]) -> None:
         """Note the node of each slot that a call has made or overwritten."""
-        if not self.wanted:
-            return
         nodes = self._recorder.nodes
         for made, result in zip(entry.outs, results, strict=True):
             if made is not None:
@@ -92,14 +111,26 @@ class Noting:
         """Note that the memory of a tensor was written by code that is not intercepted."""
         self._recorder.nodes.overwritten(tensor)
 
+    def stands_for(self, noted: Sequence[Any], used: Sequence[Any]) -> None:
+        """Give the results that the model uses the numbers of equal ones, which another run of the call has made."""
+        for one, other in zip(noted, used, strict=False):
+            if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
+                self._recorder.nodes.stands_for(one, other)
+
+    def read(self, tensor: Tensor) -> None:
+        """Note that other code may read the numbers of a tensor."""
+        self._recorder.read(tensor)
+
+    def exchanged(self, tensor: Tensor) -> None:
+        """Note that a tensor will hold the content of another."""
+        self._recorder.nodes.forget(tensor)
+
     def handed_out(self, operation: Operation, tensor: Tensor) -> None:
         """Note a tensor whose memory was exchanged, or whose numbers other code may read."""
-        if not self.wanted:
-            return
         if operation.name == "set data":
             self._recorder.nodes.forget(tensor)
-        if operation.exposes or operation.name == "tolist":
-            self._recorder.read(tensor)
+        if operation.tells:
+            self.read(tensor)
 
     def clear(self) -> None:
         """Release all tensors."""

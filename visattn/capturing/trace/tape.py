@@ -1,8 +1,9 @@
 """Tape of a forward pass: every operation with its arguments and results, but no image values.
 
-Token locations depend on the tape alone: on the operations, the data flow between them, non-tensor arguments, shapes, and the content
-of index tensors. Two forward passes with the same tape therefore have the same token locations. It does not matter what made the model
-choose these operations: its settings, its arguments, its data, a global variable or a clock.
+Token locations depend on the tape alone: on the operations, the data flow between them, non-tensor arguments, shapes, the content of
+index tensors, and how far from their tokens values are read. Two forward passes with the same tape therefore have the same token
+locations. It does not matter what made the model choose these operations: its settings, its arguments, its data, a global variable or a
+clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visattn.capturing.placing.steps import Facts, Node, Step
+from visattn.capturing.placing.kernels import Kernel, Kind
+from visattn.capturing.placing.nodes import Facts, Node
+from visattn.capturing.placing.steps import Step
+from visattn.capturing.placing.weak import Home
+from visattn.capturing.tokens.points import Points
 from visattn.capturing.trace.operations import Operation
 from visattn.capturing.trace.products import Axes
 
@@ -77,14 +82,22 @@ class Outside(NamedTuple):
         name: Last part of its name in the model, or name of the argument.
         shape: Shape of the tensor.
         floating: Whether its dtype is floating point.
-        known: Weak reference to the tensor.
+        home: Where the model keeps it; None if that is unknown.
     """
 
     kind: str
     name: str
     shape: torch.Size
     floating: bool
-    known: weakref.ref[Tensor]
+    home: Home | None = None
+
+
+class Stored(NamedTuple):
+    """Tensor of the model: kind and name, as in `Outside`, and its home, if it is a direct member of a module."""
+
+    kind: str
+    name: str
+    home: Home | None = None
 
 
 class Operand(NamedTuple):
@@ -160,6 +173,8 @@ class Entry:
         writes: Whether the operation overwrote a tensor.
         rewritten: Old and new slot of each tensor that shares memory with an overwritten one.
         contents: Values of index tensors and masks, by slot.
+        kernels: Slots of the kernels of its convolutions, how they are used, and what their values say about places.
+        points: Slots of the points at which it reads values, which are measured in each forward pass.
         choice: Number of the choice, if tokens were picked by their content and form a set of their own. Another forward pass may
             then pick others, as long as entries with one number pick the same tokens.
         attention: Attention call, if the operation is one.
@@ -182,6 +197,8 @@ class Entry:
     writes: bool = False
     rewritten: tuple[tuple[int, int], ...] = ()
     contents: Mapping[int, Tensor] = field(default_factory=dict)
+    kernels: tuple[tuple[int, Kind, Kernel], ...] = ()
+    points: tuple[tuple[int, Points], ...] = ()
     choice: int | None = None
     attention: Attention | None = None
     single: torch.Size | None = None
@@ -208,6 +225,12 @@ class Entry:
                 refs += _refs(value)
         self.refs = tuple(refs)
         self.quick = tuple(quick) if len(quick) == len(given) else None
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """True if a call that ran without notes may run again for them: it writes to no tensor and draws no random numbers."""
+        pure = not any(step.op is None or step.written or step.random for step in self.steps)
+        return pure and self.operation.own and not (self.writes or self.operation.reforms or self.contents)
 
     def returns_only(self, out: Any) -> bool:  # noqa: ANN401
         """Check whether the call, which returned `out`, only returns one tensor, new or an argument, and has simple arguments."""
@@ -257,7 +280,7 @@ class Tape:
         conclusions: Conclusions from the tape, once they were computed.
         projections: Output projections on the tape, once they were looked for.
         vectors: Queries and keys of attention calls that the model writes out, once they were looked for.
-        whole: Whether the tape holds every operation of the forward pass.
+        whole: Whether the tape holds all that determines token locations, so that later forward passes can be compared with it.
     """
 
     entries: list[Entry] = field(default_factory=list)

@@ -6,15 +6,19 @@ beginning is copied and the rest is recorded.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from visattn.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kind_of
+from visattn.capturing.placing.nodes import shape_of
+from visattn.capturing.tokens.points import POINTS, Points
 from visattn.capturing.trace.arguments import (
+    SWITCH,
     Untraceable,
     changes,
     is_transformed,
@@ -22,19 +26,37 @@ from visattn.capturing.trace.arguments import (
     memory_of,
     positions_among,
     results_of,
-    shape_of,
     tensors_in,
     transformed,
 )
-from visattn.capturing.trace.choices import Choices
+from visattn.capturing.trace.comparing import Comparison
+from visattn.capturing.trace.exposed import is_foreign, is_shared
 from visattn.capturing.trace.living import Living
+from visattn.capturing.trace.members import Members
 from visattn.capturing.trace.noting import Noting, plainly
-from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, operation_of
-from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
+from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, operation_of, words
+from visattn.capturing.trace.tape import (
+    PLAIN,
+    STRANGE,
+    Attention,
+    Entry,
+    Made,
+    Outside,
+    Ref,
+    Tape,
+    plain,
+    same_beginning,
+)
 
 _NAMED = (
-    PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean", "grid_sample"}
+    PRODUCT
+    | SOFTMAX
+    | words(
+        "einsum tensordot linear sum mean cumsum grid_sample multi_dot chain_matmul vecdot dot conv1d conv2d bilinear addmv cov"
+    )
 )  # operations that can be part of attention
+_CALLING = frozenset({"grad", "backward"})  # run hooks and other code of the model that no function mode receives
+_GIVEN = "pixels", "input"
 
 
 class Tracer:
@@ -43,91 +65,63 @@ class Tracer:
     Attributes:
         tape: Tape that is being recorded, or the known tape that the forward pass agrees with so far.
         known: Whether the forward pass agrees with a known tape so far.
-        entries: Entries of `tape`.
         at: Number of entries so far in this forward pass.
+        kept: Tensors made since the last attention call, by slot, if they are to be kept.
+        used: Weak references to the tensors that no operation made, by slot, once the forward pass has ended.
     """
 
     def __init__(
         self,
         pixels: Tensor | None,
         inputs: Sequence[tuple[str, Tensor]],
-        stored: Callable[[Tensor], tuple[str, str] | None],
+        names: Mapping[nn.Module, str],
         layer: Callable[[], str],
         candidates: Iterable[Tape] = (),
         packed: tuple[tuple[int, ...], ...] = (),
+        *,
+        keep: bool = False,
     ) -> None:
         """Begin a forward pass.
 
         Args:
             pixels: Image batch, or None.
             inputs: Names and values of the tensors that the model received; the pixels may be among them.
-            stored: Function that returns kind and name of a tensor of the model, and None for other tensors.
+            names: Modules of the model, with their names.
             layer: Function that returns the name of the running module.
             candidates: Tapes of earlier forward passes.
             packed: Grids of the images, if their patches come in one sequence.
+            keep: Whether to keep the tensors behind the last attention call.
         """
-        self._stored, self._layer = stored, layer
-        self._living = Living()
-        self._noting = Noting(stored)
-        self._choices = Choices()
+        self._layer, self._keep = layer, keep
+        self._noting = Noting(self._origin)
+        self._living = Living(self._noting.overwritten)
+        self._members = Members(names, self._living.exposed)
+        self._tells = False  # whether numbers from the image have reached code that is not intercepted
+        self.kept: dict[int, Tensor] = {}
         self.at = 0
-        begun = Tape(packed=packed)
+        self.used: dict[int, Callable[[], Tensor | None]] = {}
+        self.tape = begun = Tape(packed=packed)
         self._patches = lead_of(pixels.shape) if packed and pixels is not None else ()
-        self.tape = begun
         given = [] if pixels is None else [("pixels", "", pixels)]
         given += [("input", name, tensor) for name, tensor in inputs if tensor is not pixels]
         for kind, name, tensor in given:
-            self._begin(kind, name, tensor)
+            slot = self._add(tensor, kind, name)
+            if kind == "pixels":
+                begun.descends.add(slot)
+                begun.device = tensor.device
         self._candidates = [tape for tape in candidates if same_beginning(tape, begun)]
         self.known = bool(self._candidates)
         if self.known:
             self.tape = self._candidates.pop(0)
-        self.entries = self.tape.entries
-        if not self.known:
-            self._noting.share(self.tape)
+        else:
+            self._noting.share(begun)
+        self._comparison = Comparison(self.tape, self._living, self._members)
 
-    def _begin(self, kind: str, name: str, tensor: Tensor) -> None:
-        slot = self._found_outside(kind, name, tensor)
-        if kind == "pixels":
-            self.tape.descends.add(slot)
-            self.tape.device = tensor.device
-
-    def _found_outside(self, kind: str, name: str, tensor: Tensor) -> int:
-        slot = self._living.enlist(tensor)
-        self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), weakref.ref(tensor))
-        self._noting.outside(self.tape, slot, tensor, kind, name)
-        return slot
-
-    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Run a call that is not on the known tape, and note the operations that it consists of."""
-        if not self._noting.wanted or isinstance(func, HigherOrderOperator) or (self.known and self._noting.asks(func)):
-            return plainly(func, args, kwargs)
-        if self.known:
-            self._resume()
-        if self._living.exposed:
-            for tensor in tensors_in((args, kwargs)):
-                self.slot_of(tensor)  # notices what other code has written
-        return self._noting.run(func, args, kwargs)
-
-    def _resume(self) -> None:
-        """Take the tensors of the known tape over, under their numbers there."""
-        self._noting.resume(self.tape, self.at, self._living)
+    # --- tensors
 
     def slot_of(self, tensor: Tensor) -> int | None:
         """Return the slot of a tensor; None if it is new, or was overwritten without interception."""
-        living = self._living
-        slot = living.slot(tensor)
-        if slot is None:
-            return None
-        if slot not in self.tape.outside and living.is_written(slot, tensor):
-            living.forget(tensor)
-            return None
-        if living.exposed and living.exposed.overwritten(tensor):
-            self._noting.overwritten(tensor)
-            for _, other in living.sharing([memory_of(tensor)]):
-                living.forget(other)
-            return None
-        return slot
+        return self._living.current(tensor, self.tape.outside)
 
     def place_of(self, tensor: Tensor) -> int:
         """Return the slot of a tensor; add a tensor that is new as one from outside the tape.
@@ -139,8 +133,8 @@ class Tracer:
         if slot is None:
             if is_transformed(tensor):
                 raise Untraceable
-            kind, name = self._stored(tensor) or ("unknown", "")
-            slot = self._found_outside(kind, name, tensor)
+            kind, name = self._origin(tensor) or ("unknown", "")
+            slot = self._add(tensor, kind, name)
             if kind == "unknown" and tensor.ndim:
                 self.tape.descends.add(slot)
         return slot
@@ -149,125 +143,63 @@ class Tracer:
         """Check whether a tensor depends, or may depend, on the image."""
         return isinstance(tensor, Tensor) and self.slot_of(tensor) in (*self.tape.descends, None)
 
-    def expected(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
+    def exchanged(self, tensor: Tensor) -> None:
+        """Treat a tensor that will hold the content of another as one from code that is not intercepted."""
+        self._living.exchanged(tensor)
+        self._noting.exchanged(tensor)
+        self._members.exchange(tensor)
+
+    def _origin(self, tensor: Tensor) -> tuple[str, str] | None:
+        """Return kind and name of a tensor of the model; None for others."""
+        stored = self._members.stored(tensor)
+        return None if stored is None else stored[:2]
+
+    def _add(self, tensor: Tensor, kind: str, name: str) -> int:
+        """Add a tensor from outside the tape; return its slot."""
+        slot = self._living.enlist(tensor)
+        home = None if kind in (*_GIVEN, "unknown") else self._members.home(tensor)
+        self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), home)
+        self._noting.outside(self.tape, slot, tensor, kind, name)
+        return slot
+
+    def _tell(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Watch all memory that other code may hold, before a call that may let numbers from the image reach it."""
+        operation = operation_of(func)
+        if operation.tells:
+            self._tells = any(x.dtype != torch.bool and self.descends(x) for x in tensors_in(args[:1]))
+        elif operation.writes or "out" in kwargs:
+            self._tells = any(map(is_foreign, tensors_in((args[:1], kwargs.get("out")))))
+        if self._tells:
+            for tensor in (*self._living.tensors(), *self._members.tensors()):
+                if is_shared(tensor):
+                    self._living.exposed.add(tensor)
+
+    # --- calls
+
+    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run a call that is not on the known tape, and note the operations that it consists of."""
+        if isinstance(func, HigherOrderOperator):
+            return plainly(func, args, kwargs)
+        if not self._tells:
+            self._tell(func, args, kwargs)
+        if self.known and self._noting.asks(func):
+            return plainly(func, args, kwargs)
+        if self.known:
+            self._noting.resume(self.tape, self.at, self._living)
+        if self._living.exposed:
+            for tensor in tensors_in((args, kwargs)):
+                self.slot_of(tensor)  # notices what other code has written
+        return self._noting.run(func, args, kwargs)
+
+    def expected(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Return the next entry of the known tape if a call matches it; otherwise None."""
-        at = self.at
-        if at >= len(self.entries):
-            return None
-        entry = self.entries[at]
-        if func is not entry.func and func != entry.func:
-            return None
-        slots = len(self._living.refs)
-        if len(args) == len(entry.args) and self._all_same(args, entry.args):
-            if kwargs or entry.kwargs:
-                kwargs = kwargs or {}
-                if list(kwargs) != list(entry.kwargs) or not all(
-                    self._same(kwargs[name], was) for name, was in entry.kwargs.items()
-                ):
-                    self._living.back_to(slots)
-                    return None
-            return entry
-        self._living.back_to(slots)
-        return None
+        entry = self._next()
+        return entry if entry is not None and self._comparison.is_call(entry, func, args, kwargs) else None
 
     def quickly(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
         """Try a fast version of `expected`, for calls with simple arguments. None means that the call may still match."""
-        at = self.at
-        entries = self.entries
-        if at >= len(entries):
-            return None
-        entry = entries[at]
-        if func is not entry.func and func != entry.func:
-            return None
-        quick = entry.quick
-        living = self._living
-        if quick is None or living.exposed:
-            return None
-        if kwargs:
-            if list(kwargs) != list(entry.kwargs):
-                return None
-            args = (*args, *kwargs.values())
-        if len(args) != len(quick):
-            return None
-        refs, versions = living.refs, living.versions
-        slots = met = len(refs)
-        for value, (slot, was) in zip(args, quick):  # noqa: B905 - of equal length, and faster
-            if slot < 0:
-                if value is not was and (type(value) is not type(was) or value != was):
-                    break
-            elif slot < met:
-                seen, version = refs[slot](), versions[slot]
-                if seen is None or seen is not value or (version is not None and version != seen._version):
-                    break
-            else:
-                outside = self.tape.outside.get(slot)
-                seen = None if outside is None or slot != met else outside.known()
-                if outside is None or seen is None or seen is not value or shape_of(seen) != outside.shape:
-                    break
-                living.enlist(seen)
-                met += 1
-        else:
-            return entry
-        living.back_to(slots)
-        return None
-
-    def _all_same(self, given: Sequence[Any], known: Sequence[Any]) -> bool:
-        return all(self._same(value, was) for value, was in zip(given, known, strict=True))
-
-    def _same(self, value: Any, was: Any) -> bool:  # noqa: ANN401
-        kind = type(was)
-        if kind is Ref:
-            return self._same_tensor(value, was)
-        if kind is tuple or kind is list:
-            return type(value) is kind and len(value) == len(was) and self._all_same(value, was)
-        if kind is slice:
-            return type(value) is slice and self._all_same((value.start, value.stop, value.step), (was.start, was.stop, was.step))
-        if kind is dict:
-            return type(value) is dict and list(value) == list(was) and self._all_same(list(value.values()), list(was.values()))
-        return alike(value, was)
-
-    def _same_tensor(self, value: Any, was: Ref) -> bool:  # noqa: ANN401
-        if not isinstance(value, Tensor):
-            return False
-        slot = self.slot_of(value)
-        if slot is not None:
-            return slot == was.slot
-        outside = self.tape.outside.get(was.slot)
-        if outside is None or was.slot != len(self._living.refs) or shape_of(value) != outside.shape:
-            return False
-        if outside.known() is not value:
-            if is_transformed(value) or value.is_floating_point() != outside.floating:
-                return False
-            if (self._stored(value) or ("unknown", "")) != (outside.kind, outside.name):
-                return False
-        self._living.enlist(value)
-        return True
-
-    def confirm(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any] | None, out: Any) -> None:  # noqa: ANN401
-        """Register the results of an expected call; if they differ from the tape, handle the call as unexpected."""
-        single = entry.single
-        if single is None:
-            same = self._same_results(entry, args, kwargs or {}, out)
-        else:
-            same = type(out) is Tensor and out.shape == single and self._same_object(entry, args, kwargs, out)
-            if same:
-                self._living.enlist(out)
-        if same:
-            self.at += 1
-            if self._noting.wanted:
-                self._noting.taken()
-        else:
-            self.met(entry.func, args, kwargs or {}, out)
-
-    def _same_object(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any] | None, out: Tensor) -> bool:
-        """Check whether a call returned a new tensor or one of its arguments, whichever it did on the tape."""
-        before = entry.before[0]
-        if before is not None:
-            return self._living.refs[before]() is out
-        for value in args:
-            if value is out:
-                return False
-        return not kwargs or all(value is not out for value in kwargs.values())
+        entry = self._next()
+        return entry if entry is not None and self._comparison.is_simple_call(entry, func, args, kwargs) else None
 
     def elsewhere(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Switch to another known tape with the same beginning whose next entry matches a call; return that entry, or None."""
@@ -277,83 +209,96 @@ class Tracer:
                 return entry
         return None
 
+    def confirm(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        """Register the results of an expected call.
+
+        If they differ from the tape, the call is handled as unexpected. One that changes nothing is repeated to note its operations.
+        """
+        if self._agrees(entry, args, kwargs, out):
+            return
+        if entry.may_be_repeated:
+            with torch.no_grad():
+                again = self.run(entry.func, args, kwargs)
+            self._noting.stands_for(results_of(args, again, writes=False), results_of(args, out, writes=False))
+        self.met(entry.func, args, kwargs, out)
+
     def met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Entry | None:  # noqa: ANN401
         """Register a call that was not expected and is not attention; return its entry if it was recorded."""
         if transformed((*args, *kwargs.values(), out)):
+            self.distrust()
             return None
         if self.known and not operation_of(func).exposes and not changes(func, args, out):
             self._noting.asked(func)
             return None  # it only queried a size or other metadata
-        while self.known:
-            self._turn()
-            entry = self.expected(func, args, kwargs) if self.known else None
-            if entry is not None and entry.attention is None and self._same_results(entry, args, kwargs, out):
-                self.at += 1
+        while (entry := self.elsewhere(func, args, kwargs)) is not None:
+            if entry.attention is None and self._agrees(entry, args, kwargs, out):
                 return None
         return self.write(func, args, kwargs, out)
 
-    def _turn(self) -> None:
-        """Leave the known tape: switch to another one with the same beginning, or start recording."""
-        length = self.at
-        while self._candidates:
-            other = self._candidates.pop(0)
-            if other.entries[:length] == self.entries[:length]:  # tapes share the entry objects of a common beginning
-                self.tape, self.entries = other, other.entries
-                return
-        self._resume()
-        self.tape = self.tape.beginning(length, len(self._living.refs))
-        self.entries, self.known = self.tape.entries, False
-        self._noting.share(self.tape)
-        self._choices.renew(self.entries)
-
-    def _same_results(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
-        for slot, content in entry.contents.items():
-            given = next((x for x in tensors_in((args, kwargs)) if self._living.slot(x) == slot), None)
-            if given is None or given.dtype != content.dtype:
-                return False
-            if not (torch.equal(given, content) if entry.choice is None else self._choices.fits(entry.choice, given)):
-                return False
-        results = results_of(args, out, entry.operation.writes)
-        if len(results) != len(entry.outs):
-            return False
-        for result, made in zip(results, entry.outs, strict=True):
-            if isinstance(result, Tensor) != (made is not None) or (made is not None and shape_of(result) != made.shape):
-                return False
-        if self._before(results) != entry.before:
-            return False
-        if targets := self._living.targets(entry.operation, args, kwargs, out):
-            others = self._living.beside(targets, self.tape.outside)
-            if [slot for slot, _ in others] != [slot for slot, _ in entry.rewritten]:
-                return False
-            for _, tensor in others:
-                self._living.enlist(tensor)
-        for result in results:
-            if isinstance(result, Tensor):
-                self._living.enlist(result)
-        return True
-
-    def _before(self, results: Iterable[Any]) -> tuple[int | None, ...]:
-        """Return the slot of each result that already has one, and None for the others."""
-        return tuple(self._living.slot(result) if isinstance(result, Tensor) else None for result in results)
+    def distrust(self) -> None:
+        """Leave the known tape, and do not let later forward passes rely on this one: its calls may do what they do not show."""
+        self._candidates.clear()
+        if self.known:
+            self._turn()
+        self.tape.whole = False
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
         """Return the complete tape of a forward pass that has ended with these output tensors."""
         slots = tuple(self._of_output(tensor) for tensor in output)
-        while self.known and not (self.at == len(self.entries) and self.tape.output == slots):
+        while self.known and not (self._next() is None and self.tape.output == slots):
             self._turn()
         if not self.known:
             self.tape.output = slots
+        self.used = {slot: self._living.refs[slot] for slot in self.tape.outside}
         self.close()
         return self.tape
 
-    def _of_output(self, tensor: Tensor) -> int:
-        slot = self.slot_of(tensor)
-        return slot if slot is not None else -1 if self._stored(tensor) is None else -2
-
     def close(self) -> None:
-        """Release all tensors."""
+        """Release all tensors but those that are kept."""
         self._living.clear()
         self._noting.clear()
+        self._members.clear()
+
+    def release(self) -> None:
+        """Release all references, also weak ones, without waiting for the garbage collector."""
+        self.close()
+        self.used.clear()
+        self.kept.clear()
+
+    def _next(self) -> Entry | None:
+        """Return the entry of the known tape that the next call may be."""
+        entries = self.tape.entries
+        return entries[self.at] if self.at < len(entries) else None
+
+    def _agrees(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
+        """Compare the results of a call with an entry; if they agree, go on to the next."""
+        same = self._comparison.is_result(entry, args, kwargs, out)
+        if same:
+            self.at += 1
+            self._noting.taken()
+            if self._keep:
+                self._hold(entry, results_of(args, out, entry.operation.writes))
+        return same
+
+    def _turn(self) -> None:
+        """Leave the known tape: switch to another one with the same beginning, or start recording."""
+        length, entries = self.at, self.tape.entries
+        while self._candidates:
+            other = self._candidates.pop(0)
+            if other.entries[:length] == entries[:length]:  # tapes share the entry objects of a common beginning
+                self.tape = self._comparison.tape = other
+                return
+        self._noting.resume(self.tape, self.at, self._living)
+        self.tape = self._comparison.tape = self.tape.beginning(length, len(self._living.refs))
+        self.known = False
+        self._noting.share(self.tape)
+        self._comparison.renew(self.tape.entries)
+
+    def _of_output(self, tensor: Tensor) -> int:
+        slot = self.slot_of(tensor)
+        return slot if slot is not None else -1 if self._origin(tensor) is None else -2
+
+    # --- recording
 
     def write(
         self,
@@ -363,54 +308,109 @@ class Tracer:
         out: Any,  # noqa: ANN401
         attention: Attention | None = None,
     ) -> Entry | None:
-        """Record a call if it returned or changed tensors; return its entry, or None."""
+        """Record a call if it returned or changed tensors, or switched gradients on or off; return its entry, or None."""
         operation = operation_of(func)
-        if operation.exposes and args and isinstance(args[0], Tensor):
-            self._living.exposed.add(args[0])
+        if operation.name in _CALLING or (not operation.own and isinstance(func, FunctionType)):
+            self.tape.whole = False
         if args and isinstance(args[0], Tensor):
+            if operation.exposes:
+                self._living.exposed.add(args[0])
             self._noting.handed_out(operation, args[0])
         results = results_of(args, out, operation.writes)
-        if not any(isinstance(result, Tensor) for result in results):
+        if not any(isinstance(result, Tensor) for result in results) and func is not SWITCH:
             return None
         steps = self._noting.taken() if attention is None or not attention.fused else ()
         targets = self._living.targets(operation, args, kwargs, out)
-        shared = self._living.beside(targets, self.tape.outside) if targets else []
-        for slot in (*(self._living.slot(target) for target in targets), *(slot for slot, _ in shared)):
-            if slot is not None:
-                self._living.versions[slot] = None  # the write was intercepted
+        shared = self._overwritten(targets) if targets else []
         noted, named = self._noted(tuple(args)), {name: self._noted(value) for name, value in kwargs.items()}
         layer = self._layer() if operation.name in _NAMED or not operation.own else ""
-        entry = Entry(func, operation, noted, named, (), layer, attention=attention, steps=steps)
-        tape, slots = self.tape, [ref.slot for ref in entry.refs]
-        descends = any(slot in tape.descends for slot in slots)
-        if descends and (operation.name in CHOOSE or not operation.own):
-            choosing = args[1:] if operation.name in READ else args
+        entry = Entry(func, operation, noted, named, (), layer, attention=attention, steps=steps, writes=bool(targets))
+        self._note_values(entry, args, kwargs)
+        self._note_results(entry, results, shared)
+        if self._keep:
+            self._hold(entry, results)
+        if self._patches:
+            self.tape.positions += positions_among(results, self._patches)
+        if entry.returns_only(out):
+            entry.single = shape_of(out)
+        self.tape.entries.append(entry)
+        self.at += 1
+        return entry
+
+    def _overwritten(self, targets: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """Return slots and tensors that share memory with overwritten tensors."""
+        for target in targets:
+            if memory_of(target) in self._living.exposed:
+                self._noting.read(target)
+        shared = self._living.beside(targets, self.tape.outside)
+        for slot in (*self._living.slots(targets), *(slot for slot, _ in shared)):
+            if slot is not None:
+                self._living.versions[slot] = None  # the write was intercepted
+        return shared
+
+    def _note_values(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note the values that decide places: kernels, points, and indices and masks that come from the image."""
+        entry.kernels = self._kernels(entry)
+        self._note_points(entry)
+        if self._depends(entry) and (entry.operation.name in CHOOSE or not entry.operation.own):
+            choosing = args[1:] if entry.operation.name in READ else args
             entry.contents = {
                 slot: tensor.detach().clone()
                 for tensor in tensors_in((choosing, kwargs))
                 if not tensor.is_floating_point() and (slot := self.slot_of(tensor)) is not None
             }
-        entry.before = self._before(results)
-        if targets:
-            entry.writes = True
-            entry.rewritten = tuple((slot, self._living.enlist(tensor)) for slot, tensor in shared)
+
+    def _depends(self, entry: Entry) -> bool:
+        """Check whether arguments of a call depend, or may depend, on the image."""
+        return any(ref.slot in self.tape.descends for ref in entry.refs)
+
+    def _note_results(self, entry: Entry, results: Sequence[Any], shared: Sequence[tuple[int, Tensor]]) -> None:
+        """Give the results of a call, and what it has overwritten, new slots."""
+        tape, living = self.tape, self._living
+        entry.before = living.slots(results)
+        entry.rewritten = tuple((slot, living.enlist(tensor)) for slot, tensor in shared)
         entry.outs = tuple(
-            Made(self._living.enlist(result), shape_of(result), result.is_floating_point())
-            if isinstance(result, Tensor)
-            else None
+            Made(living.enlist(result), shape_of(result), result.is_floating_point()) if isinstance(result, Tensor) else None
             for result in results
         )
         self._noting.number(tape, entry, results, shared)
-        if self._patches:
-            tape.positions += positions_among(results, self._patches)
-        if entry.returns_only(out):
-            entry.single = shape_of(out)
-        if descends:
+        if self._depends(entry):
             tape.descends.update(made.slot for made in entry.outs if made is not None)
             tape.descends.update(slot for _, slot in entry.rewritten)
-        tape.entries.append(entry)
-        self.at += 1
-        return entry
+
+    def _note_points(self, entry: Entry) -> None:
+        """Keep the points at which a call reads values until they are measured."""
+        for step in entry.steps:
+            points, node = step.contents.pop(POINTS, None), step.given.get(POINTS)
+            slot = next((ref.slot for ref in entry.refs if self.tape.nodes.get(ref.slot) == node), None)
+            if points is not None and slot is not None:
+                step.points = Points(points)
+                entry.points, entry.quick = (*entry.points, (slot, step.points)), None
+
+    def _hold(self, entry: Entry, results: Sequence[Any]) -> None:
+        """Keep the results of a call, and forget those from before an attention call."""
+        if entry.attention is not None and not entry.attention.doubtful:
+            self.kept.clear()
+        self.kept.update((made.slot, result) for made, result in zip(entry.outs, results, strict=True) if made is not None)
+
+    def _kernels(self, entry: Entry) -> tuple[tuple[int, Kind, Kernel], ...]:
+        """Return the arguments of a call that are kernels of its convolutions; a kernel that is no argument counts as unknown."""
+        tape, found = self.tape, []
+        nodes = {ref.slot: tape.nodes[ref.slot] for ref in entry.refs if ref.slot in tape.nodes}
+        for step in entry.steps:
+            if step.kernel is None:
+                continue
+            weight, shape = step.given["weight"], tape.facts[step.given["weight"]].shape
+            same = [slot for slot, node in nodes.items() if node == weight]
+            same = same or [
+                slot for slot, node in nodes.items() if tape.facts[node].shape == shape and slot not in tape.descends
+            ]  # a copy in another type
+            kind = kind_of(shape[2:], step.given)
+            if kind is not None and len(same) == 1:
+                found.append((same[0], kind, step.kernel))
+            else:
+                step.kernel = UNKNOWN
+        return tuple(found)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         if isinstance(value, Tensor):

@@ -20,7 +20,7 @@ from visattn.methods.result import to_map
 from visattn.methods.selection import one_forward, spatial_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.provenance import Sink
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.records import AttentionRecord, Readout, Recording, TokenLayout
 
 
 def attention(
@@ -43,8 +43,8 @@ def attention(
         fusion: Fusion of heads: `mean`, `max` or `min`. None keeps the heads separate.
         sinks: Treatment of attention to sinks: `keep`, `drop` or `redistribute`. `drop` removes it and renormalizes the rest;
             `redistribute` spreads it evenly over all other patches. Sinks are found in all layers, so all must be captured.
-        query: Query token: `auto` (the token that the classifier head uses), `cls`, `mean`, `patch:ROW,COL` or `register:N`; for photos
-            also `pixel:X,Y`. `visattn.methods.QUERY_SPELLINGS` lists all spellings.
+        query: Query token: `auto` (what the model reads), `read` (its measured shares), `cls`, `mean`, `patch:ROW,COL` or
+            `register:N`; for photos also `pixel:X,Y`. `visattn.methods.QUERY_SPELLINGS` lists all spellings.
         call: Index of the call, for layers that call their attention several times.
         dtype: Compute type of the softmax; float64 for double precision.
 
@@ -63,7 +63,7 @@ def attention(
         one_of(fusion, get_args(Fusion), "fusion")
     one_of(sinks, get_args(Sinks), "sinks")
     records = chosen_records(one_forward(recording), layer, query, call)
-    rows, chosen = zip(*(_row(record, query, recording.reads, dtype) for record in records), strict=True)
+    rows, chosen = zip(*(_row(record, query, recording.reading, dtype) for record in records), strict=True)
     stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
     found = () if sinks == "keep" else find_sinks(recording)
     if sinks != "keep":
@@ -155,7 +155,7 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
     if members:  # object queries, words
         spatial = replace(spatial, records=members)
     pooling = [record for record in spatial if record.kind == "pool"]
-    if pooling and layer == -1 and query == "auto":  # the model's readout
+    if pooling and layer == -1 and query in ("auto", "read") and (recording.reading.pools or recording.reads == "pool"):
         return pooling[-1:]
     if not isinstance(layer, str) or layer == "all":
         rows = [record for record in spatial if record.kind != "pool"]
@@ -173,10 +173,10 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
     return found
 
 
-def _row(record: AttentionRecord, query: Query, readout: str, dtype: torch.dtype) -> tuple[Tensor, str]:
+def _row(record: AttentionRecord, query: Query, reading: Readout, dtype: torch.dtype) -> tuple[Tensor, str]:
     """Return `(B, heads, K)` attention of the weighted queries, and the query as text."""
     operator = record.operator.to(dtype)
-    weights, chosen = weights_of(query, record.queries, readout, operator.device)
+    weights, chosen = weights_of(query, record.queries, reading, operator.device)
     used = weights.flatten(0, 2).any(0).nonzero().flatten()
     if len(used) > 8:  # many queries: a product over all rows
         return (weights.to(dtype) @ operator)[:, :, 0], chosen

@@ -33,7 +33,7 @@ def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: 
         recording: Self-attention of every layer over one token set of at most 800 tokens.
         residual: Weight of the residual connection in [0, 1].
         start_layer: First layer to include.
-        query: Query token to explain; `auto` is the token that the classifier head uses.
+        query: Query token to explain; `auto` is what the model reads.
 
     Returns:
         Map with the axis `batch`; non-negative. The sum over the patches is 1 minus the share of prefix tokens. Capacities are rounded

@@ -57,7 +57,7 @@ def attention_gradient(
     layout = records[0].keys
     total = torch.zeros(records[0].operator.shape[0], 1, len(layout), dtype=dtype, device=records[0].operator.device)
     for record in records:
-        weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)
+        weights, chosen = weights_of(query, record.queries, recording.reading, record.operator.device)
         weights = weights[:, 0].to(dtype)
         for tile in record.operator.to(dtype).tiles(scratch=True):
             mine = weights[..., tile.queries]
@@ -96,7 +96,7 @@ def gradient_rollout(
         discard: Share of the smallest patch entries of `F` that are set to 0, in [0, 1).
         discard_over: Scope of discarding: the smallest of each `row` or of the whole `layer`.
         start_layer: First layer to include.
-        query: Query token to explain; `auto` is the token that the classifier head uses. For models with a pooling head, `auto` is the
+        query: Query token to explain; `auto` is what the model reads. For models with a pooling head, `auto` is the
             attention of that head, averaged over its heads.
         dtype: Compute type; float64 for double precision.
 

@@ -60,7 +60,7 @@ def norm_attention(
         )
     record = chosen_records(recording, layer, query, 0)[0]
     rows = head_norms(record, dtype) if keep_heads else norm_rows(record, dtype, residual=add_residual)
-    weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)
+    weights, chosen = weights_of(query, record.queries, recording.reading, record.operator.device)
     weights = weights[:, 0].to(dtype)  # (B or 1, 1, Q)
     shape = record.operator.shape
     out = torch.zeros(shape[0], shape[1] if keep_heads else 1, shape[3], dtype=dtype, device=record.operator.device)

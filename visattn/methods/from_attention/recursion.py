@@ -186,21 +186,22 @@ def beginning(
 
     For models with an attention pooling head, the recursion starts from the attention of that head, fused by `pooled`.
     """
-    layout, operator = records[0].keys, records[0].operator
+    layout, operator, reading = records[0].keys, records[0].operator, recording.reading
     pool = [
         record
         for record in recording
         if record.kind == "pool" and (record.keys.grid, record.keys.holes) == (layout.grid, layout.holes)
     ]
-    if query != "auto" or recording.reads != "pool" or not pool:
-        weights, chosen = weights_of(query, layout, recording.reads, operator.device)
+    if query not in ("auto", "read") or not (reading.pools or reading.query == "pool") or not pool:
+        weights, chosen = weights_of(query, layout, reading, operator.device)
         return weights.to(dtype)[:, 0].expand(operator.shape[0], 1, -1), chosen
+    weights, chosen = weights_of(query, pool[-1].queries, reading, operator.device)
     keys, out = pool[-1].keys, torch.zeros(operator.shape[0], 1, len(layout), dtype=dtype, device=operator.device)
     names = [layout.prefix.index(name) for name in keys.prefix]
     tokens = torch.tensor([*names, *range(len(layout.prefix), len(layout))], device=operator.device)
     for tile in pool[-1].operator.to(dtype).tiles():
-        out.index_add_(2, tokens[tile.keys], pooled(tile).sum(1, keepdim=True) / len(pool[-1].queries))
-    return out, f"pool ({pool[-1].layer})"
+        out.index_add_(2, tokens[tile.keys], weights[:, 0, :, tile.queries].to(dtype) @ pooled(tile))
+    return out, f"pool ({pool[-1].layer})" if reading.query == "pool" else chosen
 
 
 def check_start(start_layer: int, layers: int) -> None:

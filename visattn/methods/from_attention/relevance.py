@@ -29,7 +29,7 @@ def relevance(
     Args:
         recording: All attention of one forward pass, with the gradient of the target's score: `recording.gradients(score)`.
         start_layer: First layer to include.
-        query: Query token whose output is explained; `auto` is the token that the classifier head uses. For models with several token
+        query: Query token whose output is explained; `auto` is what the model reads. For models with several token
             sets, choose a token of the last set that attends to the image, as `query:N` or as a vector of weights.
         dtype: Compute type; float64 for double precision.
 
@@ -100,7 +100,7 @@ def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: t
             f"the model has outputs for {len(asking)} queries. Choose one: {option('query', 'query:0')}"
             + worded(", or pass a vector of weights.", ".")
         )
-    weights, chosen = weights_of(query, asking, recording.reads, records[0].operator.device)
+    weights, chosen = weights_of(query, asking, recording.reading, records[0].operator.device)
     relevances = _Relevances(records, dtype)
     waiting = records[start_layer:]
     while waiting:

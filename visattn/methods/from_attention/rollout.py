@@ -60,7 +60,7 @@ def rollout(
         start_layer: First layer to include.
         sinks: Treatment of attention to sinks: `keep`, `drop` or `redistribute`. `drop` removes it and renormalizes rows;
             `redistribute` spreads it evenly over all other patches. If nothing remains of a row, the token attends only to itself.
-        query: Query token to explain; `auto` is the token that the classifier head uses, or its attention pooling.
+        query: Query token to explain; `auto` is what the model reads, or its attention pooling.
         implementation: Implementation of the products `r @ A`: `tiles` or `reversed`; see `visattn.operators.Operator.pull`.
         dtype: Compute type; float64 for double precision.
 

@@ -41,7 +41,7 @@ def transition_attention(
         replay: Function that runs the model on edited pixels and returns a recording with the gradient of the target's score.
         steps: Number of integration steps. The inputs are `alpha * pixels`, with alpha evenly spaced from 0 to 1, both included.
         start_layer: First layer to include.
-        query: Query token to explain; `auto` is the token that the classifier head uses, or the mean of the patches for models with a
+        query: Query token to explain; `auto` is what the model reads, or the mean of the patches for models with a
             pooling head.
         dtype: Compute type; float64 for double precision.
 
@@ -59,7 +59,7 @@ def transition_attention(
     if steps < 2:
         raise OptionError(f"steps must be at least 2, got {steps}.")
     layout = records[0].keys
-    weights, chosen = weights_of(query, layout, recording.reads, records[0].operator.device)
+    weights, chosen = weights_of(query, layout, recording.reading, records[0].operator.device)
     weights = weights[:, 0].to(dtype).expand(records[0].operator.shape[0], 1, -1)
     state = _through(records[-1], weights, dtype)
     for record in reversed(records[start_layer:-1]):

@@ -1,0 +1,178 @@
+"""Attention that is not recorded, found among the operations of a call: products of tokens with tokens that are summed over tokens.
+
+Linear attention multiplies keys by values, sums over tokens, and multiplies queries by the sum. Scores are multiplied by values in a way
+that is not recognized. Both must be told. Gates are not meant: they scale each channel, or each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from visattn.capturing.placing.nodes import Facts, Node, tensors_in_nodes
+from visattn.capturing.placing.places import Places
+from visattn.capturing.placing.pointwise import combined
+from visattn.capturing.placing.products import FACTORS
+from visattn.capturing.placing.reductions import reduced
+from visattn.capturing.placing.shadows import Shadows
+from visattn.capturing.placing.steps import Step
+from visattn.capturing.placing.table import SOFTMAXES, row_of
+from visattn.capturing.tokens.codes import equal, same_along
+
+SCORES = "multiplies scores by values"
+LINEAR = "multiplies tokens by sums of products of tokens (linear attention)"
+UNTRACED = "sums tokens with weights that could not be traced"
+_SUMS = frozenset({"sum", "mean", "cumsum"})
+
+
+class Sums:
+    """Sums of products of tokens, as far as a forward pass was followed."""
+
+    def __init__(self, shadows: Shadows) -> None:
+        """Start without sums; `shadows` has the places of all tensors."""
+        self._of, self._facts = shadows.of, shadows.facts
+        self._pairs: set[int] = set()  # products of tokens with the same tokens, for all pairs of channels
+        self._sums: dict[int, str] = {}  # such products that were summed over tokens, with the layer that did so
+        self._of_scores: set[int] = set()  # made from scores, values for pairs of tokens
+        self._weighted: set[int] = set()  # scores that were multiplied elementwise by the values of their keys
+
+    def see(self, step: Step, layer: str, call: str) -> tuple[str, str] | None:
+        """Look at a step that is about to be followed; return a layer, and what it does, if that is attention that is not recorded.
+
+        `call` is the name of the call that the step belongs to.
+        """
+        if step.op is None:
+            return None
+        name, nodes = row_of(step.op)[0], list(_read(step))
+        told = self._of_pairs(step, nodes, layer)
+        if told is not None:
+            return told
+        if name in FACTORS:
+            left, right = (step.given[one] for one in FACTORS[name])
+            if self.is_scores(left) != self.is_scores(right) and "learned" not in (self._of(left).kind, self._of(right).kind):
+                return layer, f"{SCORES} with {call}"
+            return self._product(step, left, right, layer, channels=name == "convolution")
+        if name == "mul" and len(nodes) == 2:
+            return self._elementwise(step, *nodes)
+        if name in _SUMS and nodes and nodes[0] in self._pairs and self._over_tokens(step, nodes[0]):
+            self._sums.update(dict.fromkeys(_made(step), layer))
+        elif name not in SOFTMAXES:
+            self._pass_on(step, nodes)
+        return None
+
+    def is_scores(self, node: Node) -> bool:
+        """Check whether a tensor holds a value for each pair of tokens, as far as this is known."""
+        places = self._of(node)
+        return places.columns is not None or (places.kind == "lost" and node in self._of_scores)
+
+    def _of_pairs(self, step: Step, nodes: Sequence[Node], layer: str) -> tuple[str, str] | None:
+        """Look for scores that are multiplied by values elementwise, and then summed over tokens."""
+        scores = [node for node in nodes if self.is_scores(node)]
+        if not scores:
+            return None
+        assert step.op is not None  # noqa: S101 - the caller has checked it
+        name, row = row_of(step.op)
+        weighted, made = bool(self._weighted.intersection(scores)), _made(step)
+        self._of_scores.update(made)
+        if weighted and row is not None and row.rule is reduced and self._over_tokens(step, scores[0]):
+            return layer, f"{SCORES} elementwise"
+        if row is not None and row.rule is combined and name != "div":
+            weighted |= any(
+                _are_values(self._of(node), self._of(pair)) for node in nodes if node not in scores for pair in scores
+            )
+        if weighted:
+            self._weighted.update(made)
+        return None
+
+    def _product(self, step: Step, left: Node, right: Node, layer: str, *, channels: bool) -> tuple[str, str] | None:
+        """Look at a product of matrices, or at a convolution, which sums over `channels`."""
+        for one, other in ((left, right), (right, left)):
+            if one in self._sums:
+                if other in self._sums or self._of(other).kind == "learned":
+                    self._sums.update(dict.fromkeys(_made(step), self._sums[one]))
+                    return None
+                return self._sums[one] or layer, LINEAR
+        if channels:
+            return None
+        first, second = self._of(left), self._of(right)
+        if self._facts[left].shape[-1] == 1 and self._share(first, second):  # all pairs of channels
+            self._pairs.update(_made(step))
+            return None
+        over = self._varies(first, -1), self._varies(second, -2 if second.codes.ndim > 1 else -1)
+        if all(over) and first.columns is None and second.columns is None:
+            self._sums.update(dict.fromkeys(_made(step), layer))
+        elif (over[0] and second.kind == "lost") or (over[1] and first.kind == "lost"):
+            return layer, UNTRACED
+        return None
+
+    def _varies(self, places: Places, dim: int) -> bool:
+        """Check whether elements along an axis come from different places."""
+        return places.placed and not (
+            same_along(places.codes, dim) and (places.columns is None or same_along(places.columns, dim))
+        )
+
+    def _elementwise(self, step: Step, left: Node, right: Node) -> tuple[str, str] | None:
+        """Look at an elementwise product; each operand may be repeated along axes of the other (all pairs of channels)."""
+        for one, other in ((left, right), (right, left)):
+            summed = one in self._sums and other not in self._sums and self._of(other).kind != "learned"
+            if summed and self._is_repeated(other, one):
+                return self._sums[one], LINEAR
+        if self._is_repeated(left, right) and self._is_repeated(right, left) and self._share(self._of(left), self._of(right)):
+            self._pairs.update(_made(step))
+        else:
+            self._pass_on(step, (left, right))
+        return None
+
+    def _is_repeated(self, one: Node, other: Node) -> bool:
+        """Check whether an operand is the same along an axis of the product where the other differs."""
+        mine, others = self._facts[one], self._facts[other]
+        ndim = max(len(mine.shape), len(others.shape))
+        return any(not _differs(mine, axis - ndim) and _differs(others, axis - ndim) for axis in range(ndim))
+
+    def _share(self, first: Places, second: Places) -> bool:
+        """Check whether both operands are tokens that differ along one axis."""
+        if first.columns is not None or second.columns is not None:
+            return False
+        ndim = min(first.codes.ndim, second.codes.ndim)
+        return any(self._varies(first, -axis) and self._varies(second, -axis) for axis in range(1, ndim + 1))
+
+    def _over_tokens(self, step: Step, node: Node) -> bool:
+        places, dims = self._of(node), step.given.get("dim")
+        every = range(places.codes.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        return any(self._varies(places, dim) for dim in every)
+
+    def _pass_on(self, step: Step, nodes: Sequence[Node]) -> None:
+        """Note results that are made from sums, or from products, and otherwise from parameters alone."""
+        known = [node for node in nodes if node in self._sums or node in self._pairs]
+        if not known or any(node not in known and self._of(node).kind != "learned" for node in nodes):
+            return
+        if known[0] in self._sums:
+            self._sums.update(dict.fromkeys(_made(step), self._sums[known[0]]))
+        else:
+            self._pairs.update(_made(step))
+
+
+def _are_values(places: Places, scores: Places) -> bool:
+    """Check whether a tensor has the places of the keys of scores, and not those of their queries."""
+    if not places.placed or places.columns is not None or scores.columns is None:
+        return False
+    try:
+        codes, columns, rows = torch.broadcast_tensors(places.codes, scores.columns, scores.codes)  # type: ignore[no-untyped-call]
+    except RuntimeError:  # they do not meet
+        return False
+    return equal(codes, columns) and not equal(codes, rows)
+
+
+def _differs(facts: Facts, axis: int) -> bool:
+    return -axis <= len(facts.shape) and facts.shape[axis] > 1 and (not facts.stride or facts.stride[axis] != 0)
+
+
+def _read(step: Step) -> Iterator[Node]:
+    for name, value in step.given.items():
+        if not name.startswith("out"):
+            yield from tensors_in_nodes(value)
+
+
+def _made(step: Step) -> Sequence[int]:
+    return [node for node in step.outs if node is not None] + [after for _, after in step.written]

@@ -1,0 +1,80 @@
+"""References to the tensors of a model that neither keep them alive nor keep the model from exchanging what two tensors hold.
+
+`torch.utils.swap_tensors` refuses a tensor that has weak references, because they would then name another content. Those of a capture do
+not count: it is told of the exchange.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Weak(weakref.ref[Tensor]):
+    """Weak reference to a tensor during a capture."""
+
+    __slots__ = ()
+
+
+class Home:
+    """Place in a model where a tensor is kept: a weak reference to its module, the kind and the name there."""
+
+    __slots__ = ("_kind", "_module", "_name")
+
+    def __init__(self, module: nn.Module, kind: str, name: str) -> None:
+        """Remember a place: `kind` is the attribute of the module that holds the tensors, or empty for the module's own attributes."""
+        self._module, self._kind, self._name = weakref.ref(module), kind, name
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Check whether a tensor is kept there now."""
+        return self.tensor() is tensor
+
+    def tensor(self) -> Tensor | None:
+        """Return the tensor that is kept there now; None if there is none."""
+        module = self._module()
+        if module is None:
+            return None
+        kept = module.__dict__
+        found: Tensor | None = (kept[self._kind] if self._kind else kept).get(self._name)
+        return found
+
+
+Told = Callable[[Tensor], None]  # takes a tensor whose content may be exchanged right afterward
+
+
+class _Weakref:
+    """Stand-in for the module `weakref` where `torch.utils.swap_tensors` asks it."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(weakref, name)
+
+    def getweakrefs(self, value: Any) -> list[Any]:  # noqa: ANN401
+        """Return the weak references to a tensor, without those of captures, and tell the captures."""
+        for told in list(_listening):
+            told(value)
+        return [one for one in weakref.getweakrefs(value) if type(one) is not Weak]
+
+
+_lock = threading.Lock()
+_listening: list[Told] = []
+
+
+@contextmanager
+def exchanging(told: Told) -> Iterator[None]:
+    """Let the model exchange tensors inside the `with` block, and tell `told` of each. Captures in several threads share the switch."""
+    with _lock:
+        _listening.append(told)
+        setattr(torch.utils, "weakref", _Weakref())  # noqa: B010 - missing from its stubs
+    try:
+        yield
+    finally:
+        with _lock:
+            _listening.remove(told)
+            if not _listening:
+                setattr(torch.utils, "weakref", weakref)  # noqa: B010
