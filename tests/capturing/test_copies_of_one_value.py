@@ -28,30 +28,31 @@ PLACED: dict[str, Change] = {
     "a mean, expanded and copied": lambda _, t: t + t.mean(1, keepdim=True).expand_as(t).clone(),
     "a mean, expanded and cast": lambda _, t: t + t.mean(1, keepdim=True).expand_as(t).double().float(),
     "a mean, repeated and copied": lambda _, t: t + repeated(t).clone(),
-    "a sum of two": lambda _, t: t + (t * torch.rand(TOKENS, 1)).sum(1, keepdim=True).repeat(1, TOKENS, 1),
+    "a sum": lambda _, t: t + t.sum(1, keepdim=True).repeat(1, TOKENS, 1),
 }
 
 
-def alone(t: Tensor) -> Tensor:
-    """Return token 5 as a sum over all tokens, repeated."""
-    return (t * one(5)).sum(1, keepdim=True).repeat(1, TOKENS, 1)
+def largest(t: Tensor) -> Tensor:
+    """Return the largest value of each channel, repeated."""
+    return t.amax(1, keepdim=True).repeat(1, TOKENS, 1)
 
 
 def added(t: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
-    """Add copies that were overwritten, so that token 5 reaches token 70 alone."""
-    copies = alone(t)
+    """Add copies that were overwritten, so that they reach token 70 alone."""
+    copies = largest(t)
     write(copies)
     return 0.01 * t + copies
 
 
 ATTACKS: dict[str, Change] = {
-    "weights of their own": lambda _, t: 0.01 * t + alone(t) * one(70),
+    "a sum with weights": lambda _, t: t + (t * torch.rand(TOKENS, 1)).sum(1, keepdim=True).repeat(1, TOKENS, 1),
+    "weights of their own": lambda _, t: 0.01 * t + largest(t) * one(70),
     "written in place": lambda _, t: added(t, lambda z: z.mul_(one(70))),
     "written through a view": lambda _, t: added(t, lambda z: z.view(TOKENS, -1).mul_(one(70))),
     "written through a slice": lambda _, t: added(t, lambda z: (z[:, :70].zero_(), z[:, 71:].zero_())),
     "written through numpy": lambda _, t: added(t, lambda z: z.numpy().__imul__(one(70).numpy())),
     "written, then copied": lambda _, t: added(t, lambda z: z.mul_(one(70))) + 0 * t.clone(),
-    "copied after a write": lambda _, t: 0.01 * t + alone(t).mul_(one(70)).clone(),
+    "copied after a write": lambda _, t: 0.01 * t + largest(t).mul_(one(70)).clone(),
     "one of two": lambda _, t: 0.01 * t + torch.stack([t[:, 5], t[:, 6]], 1).repeat(1, TOKENS // 2, 1),
     "one token": lambda _, t: t + t[:, 5:6].repeat(1, TOKENS, 1),
 }

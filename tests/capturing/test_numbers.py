@@ -1,4 +1,4 @@
-"""Numbers that Python reads from image tokens: flags and sizes steer a program, and other numbers may be values in it."""
+"""Numbers that Python reads from image tokens: flags steer a program; other numbers, and lengths, may be values in it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import visattn
 from tests.capturing.moving import WIDTH
 from tests.capturing.test_earned import REFUSED, outcome
-from tests.capturing.within.model import TOKENS, Change
+from tests.capturing.within.model import TOKENS, Change, Mover, Program, inputs_of, quietly
 
 
 def bright(t: Tensor) -> Tensor:
@@ -48,6 +49,83 @@ VALUES: dict[str, Change] = {
     "an end that is a value": lambda _, t: t + torch.linspace(0, float(t[0, 5, 0]), WIDTH),
     "a value": lambda _, t: 0.01 * t + torch.full((1, TOKENS, 1), float(t[0, 5, 0])),
 }
+
+
+def lit(t: Tensor) -> Tensor:
+    return t[0, :, 0] > 0
+
+
+def picked(t: Tensor) -> Tensor:
+    return t[0][lit(t)]
+
+
+def length(t: Tensor) -> int:
+    return int(abs(t[0, 5, 0]) * 100) + 2
+
+
+def added(number: Callable[[Tensor], Any]) -> Change:
+    return lambda _, t: 0.01 * t + number(t)
+
+
+LENGTHS: dict[str, Change] = {
+    "len": added(lambda t: len(picked(t))),
+    "shape": added(lambda t: picked(t).shape[0]),
+    "size": added(lambda t: picked(t).size(0)),
+    "numel": added(lambda t: picked(t).numel()),
+    "stride": added(lambda t: picked(t).T.contiguous().stride(0)),
+    "one for each": added(lambda t: sum(1 for _ in picked(t))),
+    "nonzero": added(lambda t: torch.nonzero(lit(t)).shape[0]),
+    "where": added(lambda t: torch.where(lit(t))[0].shape[0]),
+    "argwhere": added(lambda t: len(torch.argwhere(lit(t)))),
+    "unique": added(lambda t: len(torch.unique((t[0, :, 0] * 3).long()))),
+    "masked_select": added(lambda t: torch.masked_select(t[0, :, 0], lit(t)).shape[0]),
+    "repeat_interleave": added(lambda t: torch.repeat_interleave(torch.ones(1), (t[0, 5:6, 0] * 100).abs().long()).shape[0]),
+    "the end of a range": added(lambda t: torch.arange(length(t))[-1]),
+    "a sum of ones": added(lambda t: torch.ones(length(t)).sum()),
+    "a sum of a one for each": added(lambda t: torch.ones_like(picked(t)).sum()),
+    "a sum of as many ones": added(lambda t: t.new_ones(len(picked(t))).sum()),
+    "a sum of zeros and one": added(lambda t: (torch.zeros_like(picked(t)) + 1).sum()),
+    "the last that is not zero": added(lambda t: torch.ones_like(picked(t)[:, 0]).nonzero().amax()),
+    "a running sum": added(lambda t: torch.ones_like(picked(t)[:, 0]).cumsum(0)[-1]),
+}
+
+
+def put_back(_: Any, t: Tensor) -> Tensor:
+    out = t.clone()
+    out[0, lit(t)] = picked(t) * 2
+    return out
+
+
+def picked_by_given_flags(_: Any, t: Tensor) -> Tensor:
+    flags = torch.arange(TOKENS) % 2 == 0
+    return 0.01 * len(t[0][flags]) * t.flip(1)
+
+
+STEERING |= {"tokens put back": put_back, "a length from flags of the model": picked_by_given_flags}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths_that_depend_on_the_image_may_be_values(name: str) -> None:
+    assert outcome(LENGTHS[name]) in REFUSED
+
+
+def test_a_length_that_is_read_along_a_known_tape_counts_when_the_model_leaves_it() -> None:
+    adds: list[bool] = []
+
+    def change(_: Any, t: Tensor) -> Tensor:
+        turned = 0.01 * t.flip(1)
+        count = len(picked(t))
+        return turned + count if adds else turned
+
+    model = Mover(Program("", "", change))
+    reasons = []
+    for _ in range(2):
+        with visattn.capture(model) as recording:
+            quietly(model, *inputs_of(model.program[0], 0))
+        reasons.append(recording[0].reason)
+        adds.append(True)
+    assert reasons[0] is None
+    assert "numbers that were read" in str(reasons[1])
 
 
 @pytest.mark.parametrize("name", STEERING)

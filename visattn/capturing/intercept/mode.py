@@ -27,7 +27,7 @@ from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, 
 from visattn.capturing.placing.apart import apart, are_around, function_modes, strange
 from visattn.capturing.placing.steps import is_plain
 from visattn.capturing.trace.noting import plainly
-from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
+from visattn.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import Attention, Entry, Operand
 from visattn.capturing.trace.tracer import Tracer
 from visattn.operators.fused import LogSumExpReader
@@ -134,6 +134,8 @@ class CaptureMode(TorchFunctionMode):
                 if entry.kept or (entry.scoring and self._vectors):
                     self.held.hold(tracer.at - 1, args, kwargs)
                 return out
+        if func in LENGTHS and args:
+            tracer.read_length(args[0])
         if func in ASK:
             return plainly(func, args, kwargs)
         if func is F.multi_head_attention_forward:

@@ -53,6 +53,9 @@ class Follower:
         if step.op is None and "read" in step.given:
             self._numbers.leave(step.given["read"])
             return
+        if step.op is None and "length" in step.given:
+            self._numbers.leave_length(step.given["length"])
+            return
         if step.op is None:
             self.shadows.lose_memory(step.given["memory"], "a write that was not intercepted")
             return
@@ -63,6 +66,7 @@ class Follower:
         if name == "_local_scalar_dense":
             self._numbers.leave(next(work.nodes()))
         found = self._results(work, row)
+        self._numbers.note_lengths(work, row, made)
         after = {node for _, node in step.written}
         for node, places in zip(made, found, strict=False):  # in-place operations on lists return nothing
             if node not in after:
@@ -94,6 +98,8 @@ class Follower:
             return _listed(row.rule(work))
         known = _Known.of(work, row)
         work.sets = known.kind != "placed"
+        if known.kind != "placed" and self._numbers.tells_length(work, row):
+            return [_lost(facts, work, "a length that depends on the image") for facts in work.outs]
         if row is None:
             return [known.passed_on(facts, work, self.call or work.name) for facts in work.outs]
         found = self._ruled(work, row, known)
@@ -130,6 +136,7 @@ class _Known(NamedTuple):
         drift: Largest drift of an argument.
         located: Whether some argument has places, or members of sets.
         summed: Whether some argument is a sum of products of tokens.
+        weighted: Whether cells of some argument were weighted one by one.
     """
 
     kind: Kind
@@ -139,6 +146,7 @@ class _Known(NamedTuple):
     drift: Drift
     located: bool
     summed: bool
+    weighted: bool
 
     @classmethod
     def of(cls, work: Work, row: Row | None) -> _Known:
@@ -158,6 +166,7 @@ class _Known(NamedTuple):
             widest(*(one.drift for one in places)),
             any(one.located for one in places),
             any(one.summed for one in places),
+            any(one.weighted for one in places),
         )
 
     def passed_on(self, facts: Facts, work: Work, why: str = "") -> Places:
@@ -174,7 +183,11 @@ class _Known(NamedTuple):
             places = places._replace(kind=self.kind, name=places.name or self.cause, copies=None, positions=self.positions)
         elif places.kind != "placed" or bool((compact(places.codes) < -1).all()):  # constants that were chosen by image tokens
             places = _lost(facts, work, places.name or work.name)._replace(summed=places.summed)
-        return places._replace(behind=later(places.behind, self.behind), drift=widest(places.drift, self.drift))
+        return places._replace(
+            behind=later(places.behind, self.behind),
+            drift=widest(places.drift, self.drift),
+            weighted=places.weighted or self.weighted,
+        )
 
 
 _READING = frozenset({"embedding", "index", "_unsafe_index", "gather", "index_select", "take"})  # rows of tables

@@ -268,6 +268,7 @@ def joined_by(work: Work) -> Result:
         others=None,
         name=names[0] if names else there.name,
         mixture=any(part.mixture for part in parts),
+        leaning=any(part.leaning for part in parts),
     )
 
 

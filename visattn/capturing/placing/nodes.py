@@ -30,6 +30,7 @@ class Facts(NamedTuple):
         memory: Number of its memory, which its views share.
         floating: Whether its dtype is floating point.
         number: Whether its dtype is not boolean.
+        dynamic: Whether its shape depends on what tensors hold, as that of the tokens that a mask picks.
     """
 
     shape: torch.Size
@@ -38,6 +39,7 @@ class Facts(NamedTuple):
     memory: int
     floating: bool
     number: bool
+    dynamic: bool = False
 
 
 class Nodes:
@@ -47,6 +49,7 @@ class Nodes:
         facts: Form of each tensor.
         outside: Kind and name of the tensors that no step has made; see `Outside`.
         unseen: Memories that were written by code that is not intercepted, since this was last asked.
+        dynamic: Whether some tensor has a shape that depends on what tensors hold.
     """
 
     def __init__(self, stored: Callable[[Tensor], tuple[str, str] | None]) -> None:
@@ -54,6 +57,7 @@ class Nodes:
         self.facts: list[Facts] = []
         self.outside: dict[int, tuple[str, str]] = {}
         self.unseen: list[int] = []
+        self.dynamic = False
         self._stored = stored
         self._known: dict[int, tuple[Weak, Node]] = {}  # by `id`
         self._memories: dict[int, int] = {}  # by address of the storage
@@ -87,6 +91,7 @@ class Nodes:
         """Return the tensors of a forward pass that has agreed with an earlier one so far, under the numbers of that one."""
         nodes = cls(stored)
         nodes.facts, nodes.outside = list(facts), dict(origins)
+        nodes.dynamic = any(one.dynamic for one in facts)
         for memory in {one.memory for one in facts}:
             nodes._tensors[memory] = []
             nodes._versions[memory] = -2
@@ -112,6 +117,10 @@ class Nodes:
         if known is not None and known[0]() is tensor and shares is not None:
             return known[1]
         return self._add(tensor, None if shares is None else self.facts[shares].memory)
+
+    def depends(self, node: Node) -> None:
+        """Note that the shape of a tensor depends on what tensors hold."""
+        self.facts[node], self.dynamic = self.facts[node]._replace(dynamic=True), True
 
     def stands_for(self, noted: Tensor, used: Tensor) -> None:
         """Continue with another tensor under the number of an equal one, unless it is a view of memory that is known."""

@@ -14,6 +14,7 @@ from visattn.capturing.placing.work import Result, Unproven, Work
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import Planes, compact
 
+_ADDING = frozenset({"add", "sub", "rsub", "subtract"})
 _CHOOSING = {"where": "condition", "masked_fill": "mask"}  # arguments that only choose between others
 
 
@@ -47,7 +48,8 @@ def combined(work: Work) -> Result:
         return [wide if out.shape == wide.shape else work.unknown(out.shape) for out in work.outs]
     if len(operands) > 2 and _weighs_common(meeting, operands, wide):
         raise Unproven(work.name)
-    wide = wide._replace(copies=_copies(work, wide, counted), others=_others(counted, work.shape))
+    weighted = wide.weighted or _weights_cells(work, meeting, wide)
+    wide = wide._replace(copies=_copies(work, wide, counted), others=_others(counted, work.shape), weighted=weighted)
     if wide.parts is not None and any(_tells_apart(work, node, wide) for node, _ in operands):
         wide = wide._replace(parts=None)
     return [wide if out.shape == wide.shape else work.unknown(out.shape) for out in work.outs]
@@ -80,6 +82,13 @@ def _weighs_common(meeting: _Meeting, operands: Sequence[tuple[Node, Places]], w
         places.kind in ("lost", "foreign") or (places.placed and not _meets_itself(places, wide)) for _, places in operands
     )
     return common and any(places.kind == "learned" and not meeting.uniform(node, wide) for node, places in operands)
+
+
+def _weights_cells(work: Work, meeting: _Meeting, wide: Places) -> bool:
+    """Check whether cells are multiplied by, or chosen by, numbers of their own that do not come from the image."""
+    if work.name in _ADDING or wide.columns is not None:
+        return False
+    return any(not work.places(node).placed and not meeting.uniform(node, wide) for node in work.nodes())
 
 
 def _meets_itself(places: Places, wide: Places) -> bool:
@@ -138,11 +147,11 @@ class _Meeting:
         Raises:
             Unproven: If they come from different places.
         """
-        behind, mixture = later(a.behind, b.behind), a.mixture or b.mixture
         best = self._finer(a, first, b, second)
-        crossed = a.crossed and b.crossed if a.same(b) else best.crossed
-        mixture = mixture if a.same(b) else best.mixture
-        return best._replace(behind=behind, mixture=mixture, crossed=crossed)
+        if a.same(b):
+            mixture, leaning = a.mixture or b.mixture, a.leaning or b.leaning
+            best = best._replace(mixture=mixture, leaning=leaning, crossed=a.crossed and b.crossed)
+        return best._replace(behind=later(a.behind, b.behind))
 
     def uniform(self, node: Node, best: Places, own: Places | None = None) -> bool:
         """Check whether an operand is the same at all positions of an image, those of another operand and its own."""
@@ -173,18 +182,18 @@ class _Meeting:
         even = [self.uniform(second, a, b), self.uniform(first, b, a)]
         if all(even):  # one token each: neither is what all positions have in common, unless it holds the other's cell
             fine, coarse = (a, b) if _cells(self._planes, a.codes) > _cells(self._planes, b.codes) else (b, a)
-            if not within(self._planes, fine.codes, coarse.codes):
+            if coarse.leaning or not within(self._planes, fine.codes, coarse.codes):
                 raise Unproven(self._work.name)
             return fine
         if any(even):  # what all positions have in common, unless it is one place among them
             keeping, common = (a, b) if even[0] else (b, a)
-            if not within(self._planes, keeping.codes, common.codes):
+            if common.leaning or not within(self._planes, keeping.codes, common.codes):
                 raise Unproven(self._work.name)
             return keeping
         a, b = self._specials(a, b)
         if a.same(b):
             return a
-        crossing = self._crossing(a, b)
+        crossing = None if a.leaning or b.leaning else self._crossing(a, b)
         if crossing is not None:
             return crossing
         cells = [_cells(self._planes, x.codes) for x in (a, b)]
@@ -195,7 +204,9 @@ class _Meeting:
             return chosen
         fine, coarse, node = (a, b, second) if cells[0] > cells[1] else (b, a, first)
         back = coarse.parts is not None and coarse.parts.shape == fine.codes.shape and equal(coarse.parts, fine.codes)
-        if not back and not (within(self._planes, fine.codes, coarse.codes) and self._distinct(fine, coarse, node)):
+        if coarse.leaning or not (
+            back or (within(self._planes, fine.codes, coarse.codes) and self._distinct(fine, coarse, node))
+        ):
             raise Unproven(self._work.name)
         return coarse if self._one_each(fine, coarse) else fine
 
@@ -256,6 +267,9 @@ class _Meeting:
         axes = range(first.codes.ndim - 1)
         if any(same_along(first.codes, dim) and not same_along(second.codes, dim) for dim in axes):
             raise Unproven(self._work.name)
+        one_set = self._planes.of(first.codes) == self._planes.of(second.codes)
+        if one_set and not any(same_along(second.codes, dim) and not same_along(first.codes, dim) for dim in axes):
+            raise Unproven(self._work.name)  # other members of the same set
         return first
 
     def _rank(self, places: Places) -> tuple[bool, bool, bool]:

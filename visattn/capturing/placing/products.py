@@ -155,7 +155,8 @@ def _mixed(work: Work, places: Places, dim: int, size: int) -> Places:
     if copies is not None:
         copies = copies.narrow(dim, 0, 1).expand(codes.shape) if same_along(copies, dim) else None
     mixture = places.mixture or (not alike and size > 1) or (not alike and places.copies is not None)
-    return places._replace(codes=codes, columns=columns, copies=copies, mixture=mixture, others=None)
+    leaning = places.leaning or not alike
+    return places._replace(codes=codes, columns=columns, copies=copies, mixture=mixture, leaning=leaning, others=None)
 
 
 def _of_two(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -> Places:

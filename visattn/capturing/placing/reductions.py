@@ -36,7 +36,8 @@ def _merged(work: Work, source: Places, dims: Sequence[int]) -> Places:
         for dim in dims:
             codes = codes.squeeze(dim)
             copies = None if copies is None else copies.squeeze(dim)
-    return source._replace(codes=codes, copies=copies, others=None, parts=kept, mixture=mixture)
+    leaning = source.weighted if mixed else source.leaning
+    return source._replace(codes=codes, copies=copies, others=None, parts=kept, mixture=mixture, leaning=leaning)
 
 
 def _of_scores(work: Work, source: Places, dims: Sequence[int]) -> Places:

@@ -69,6 +69,8 @@ class _Memory:
             mixture=was.mixture or places.mixture,
             drift=widest(was.drift, places.drift),
             summed=was.summed or places.summed,
+            weighted=was.weighted or places.weighted,
+            leaning=was.leaning or places.leaning,
             others=None,
         )
 

@@ -27,7 +27,7 @@ class Step:
     """Operation of PyTorch that ran.
 
     Attributes:
-        op: The operation; None for memory that was written, or read, by code that is not intercepted.
+        op: The operation; None for memory that was written, or read, by code that is not intercepted, and for a length that was read.
         given: Arguments by name, with tensors replaced by `Node`.
         outs: Results; None for one that is no tensor.
         written: Each overwritten tensor: its number before and after.
@@ -122,6 +122,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that other code may read the numbers of a tensor."""
         self.steps.append(Step(None, {"read": self.nodes.of(tensor)}))
 
+    def read_length(self, tensor: Tensor) -> None:
+        """Note that the model reads the shape of a tensor, if it depends on what tensors hold."""
+        if self.nodes.dynamic and self.nodes.facts[node := self.nodes.of(tensor)].dynamic:
+            self.steps.append(Step(None, {"length": node}))
+
     def taken(self) -> list[Step]:
         """Return the steps noted so far, and forget them."""
         steps, self.steps = self.steps, []
@@ -168,6 +173,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._flag()
         sharing = self.nodes.sharing(before, targets) if targets else ()
         written = tuple((node, self.nodes.written(x, node)) for node, x in zip(before, targets, strict=True))
+        if self.nodes.dynamic and isinstance(out, list):  # as many results as elements along an axis
+            self.steps += [
+                Step(None, {"length": node}) for node in tensors_in_nodes([*given.values()]) if self.nodes.facts[node].dynamic
+            ]
         outs: list[Node | None] = []
         for result, shared in zip(out if isinstance(out, (tuple, list)) else (out,), _each(signature.shared, out), strict=True):
             if isinstance(result, Tensor):
@@ -176,6 +185,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 outs += [self.nodes.made(x, None) for x in result if isinstance(x, Tensor)]
             else:
                 outs.append(None)
+        for node in outs:
+            if node is not None and depends_on_values(func, given, self.nodes, self.nodes.facts[node].shape):
+                self.nodes.depends(node)
         return Step(func, given, tuple(outs), written, sharing, contents)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
@@ -189,6 +201,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note memory that was written by code that is not intercepted."""
         while self.nodes.unseen:
             self.steps.append(Step(None, {"memory": self.nodes.unseen.pop()}))
+
+
+_SAME_SHAPE = (
+    "index_put",
+    "_index_put",
+    "_unsafe_index_put",
+    "scatter",
+    "masked_scatter",
+    "index_copy",
+    "index_fill",
+    "index_add",
+)
+
+
+def depends_on_values(op: OpOverload, given: Mapping[str, Any], nodes: Nodes, shape: torch.Size) -> bool:
+    """Check whether the shape of a result depends on what tensors hold: elements were counted, or it comes from such a shape."""
+    if torch.Tag.dynamic_output_shape in op.tags:
+        name = op._schema.name.removeprefix("aten::")
+        flags = (not nodes.facts[node].number for node in tensors_in_nodes(given.get("indices")))
+        return name not in ("index", "_unsafe_index") or any(flags)
+    if not nodes.dynamic or op._schema.name.removeprefix("aten::").startswith(_SAME_SHAPE):
+        return False
+    found = [nodes.facts[node] for node in tensors_in_nodes([*given.values()])]
+    fixed = torch.Tag.pointwise in op.tags and any(not one.dynamic and one.shape == shape for one in found)
+    return any(one.dynamic for one in found) and not fixed
 
 
 def _kernel(op: OpOverload, named: Mapping[str, Any]) -> Kernel | None:

@@ -45,11 +45,11 @@ def convolved(work: Work) -> Result:
         kernel = None
     if kernel is not None and kernel.tap is not None and set(stride) == {1}:
         tap, how = kernel.tap, (stride, padding, dilation, turned, _sides(work.get("output_padding", 0), axes))
-        return [_finished(merged.each(lambda codes: _moved(work, codes, weight[2:], tap, how)), source, many)]
+        return [_finished(merged.each(lambda codes: _moved(work, codes, weight[2:], tap, how)), source, axes, many)]
     if kernel is not None and not kernel.centered:
         raise Unproven(f"{work.name} by a kernel that leans to one side")
     made = merged.each(lambda codes: resampled(work, codes, axes, reach, stride, padding, transposed=turned))
-    return [_finished(made, source, many)]
+    return [_finished(made, source, axes, many)]
 
 
 def _moved(work: Work, codes: Tensor, taps: Sequence[int], tap: Sequence[int], how: tuple[Any, ...]) -> Tensor:
@@ -113,12 +113,14 @@ def _over_channels(work: Work, source: Places, axes: int, change: Callable[[Tens
         return change(codes.narrow(channel, 0, 1) if alike else codes) if channel >= 0 else change(codes[None])[0]
 
     made = source._replace(copies=None, others=None).each(each)
-    return [_finished(made, source, False)] + [work.unknown(out.shape) for out in work.outs[1:]]
+    return [_finished(made, source, axes, False)] + [work.unknown(out.shape) for out in work.outs[1:]]
 
 
-def _finished(made: Places | None, source: Places, many: bool) -> Places:
+def _finished(made: Places | None, source: Places, axes: int, many: bool) -> Places:
     assert made is not None  # noqa: S101 - the change raises
-    return made._replace(mixture=made.mixture or many, copies=None, others=None)
+    merged = made.shape[-axes:] != source.shape[-axes:]
+    leaning = source.weighted if merged else source.leaning
+    return made._replace(mixture=made.mixture or many, leaning=leaning, copies=None, others=None)
 
 
 def resampled(

@@ -138,6 +138,7 @@ def _together(work: Work, target: Places, new: Places, put: Any) -> Places:  # n
         copies=copies,
         behind=later(target.behind, new.behind),
         mixture=target.mixture or new.mixture,
+        leaning=target.leaning or new.leaning,
         others=None,
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from visattn.capturing.placing.apart import inside, is_apart
-from visattn.capturing.placing.nodes import Nodes
+from visattn.capturing.placing.nodes import Node, Nodes
 from visattn.capturing.placing.steps import APART, Recorder, Step
 from visattn.capturing.placing.table import contents_of
 from visattn.capturing.trace.arguments import tensors_in
@@ -36,6 +36,7 @@ class Noting:
     def __init__(self, stored: Callable[[Tensor], tuple[str, str] | None]) -> None:
         """Start without steps; `stored` returns kind and name of a tensor of the model."""
         self._stored, self._recorder = stored, Recorder(Nodes(stored), contents_of)
+        self._lengths: set[Node] = set()  # tensors of a known tape whose shape the model has read
         self._resumed = -1  # number of entries at which the tensors of a known tape were taken over
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -92,6 +93,7 @@ class Noting:
             if slot in tape.nodes and (tensor := known()) is not None and living.slot(tensor) == slot
         ]
         self._recorder = Recorder(Nodes.resumed(self._stored, tape.facts, tape.origins, tensors), contents_of)
+        self._recorder.steps += [Step(None, {"length": node}) for node in sorted(self._lengths)]
 
     def outside(self, tape: Tape, slot: int, tensor: Tensor, kind: str, name: str) -> None:
         """Note the node of a tensor that no call has made."""
@@ -116,6 +118,20 @@ class Noting:
         for one, other in zip(noted, used, strict=False):
             if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
                 self._recorder.nodes.stands_for(one, other)
+
+    @property
+    def dynamic(self) -> bool:
+        """True if the shape of some tensor depends on what tensors hold."""
+        return self._recorder.nodes.dynamic
+
+    def read_length(self, tensor: Tensor) -> None:
+        """Note that the model reads the shape of a tensor."""
+        self._recorder.read_length(tensor)
+
+    def keep_length(self, tape: Tape, slot: int | None) -> None:
+        """Note that the model reads the shape of a tensor of a known tape, for the case that it leaves this tape."""
+        if slot in tape.nodes and tape.facts[tape.nodes[slot]].dynamic:
+            self._lengths.add(tape.nodes[slot])
 
     def read(self, tensor: Tensor) -> None:
         """Note that other code may read the numbers of a tensor."""

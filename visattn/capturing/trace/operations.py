@@ -53,6 +53,14 @@ ASK = frozenset(
     Tensor.is_floating_point,
     torch.is_floating_point,
 }
+LENGTHS = frozenset({getattr(Tensor, name).__get__ for name in ("shape", "nbytes")}) | {
+    Tensor.size,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.stride,
+    Tensor.__len__,
+    torch.numel,
+}  # hand lengths to Python
 
 EDITED = "edited_weights"
 

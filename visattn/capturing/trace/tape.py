@@ -9,7 +9,7 @@ clock.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -232,6 +232,10 @@ class Entry:
         pure = not any(step.op is None or step.written or step.random for step in self.steps)
         return pure and self.operation.own and not (self.writes or self.operation.reforms or self.contents)
 
+    def descends_from(self, slots: Set[int]) -> bool:
+        """Check whether one of these tensors is among the arguments."""
+        return any(ref.slot in slots for ref in self.refs)
+
     def returns_only(self, out: Any) -> bool:  # noqa: ANN401
         """Check whether the call, which returned `out`, only returns one tensor, new or an argument, and has simple arguments."""
         given = self.before[0] if len(self.before) == 1 else None
@@ -280,6 +284,7 @@ class Tape:
         conclusions: Conclusions from the tape, once they were computed.
         projections: Output projections on the tape, once they were looked for.
         vectors: Queries and keys of attention calls that the model writes out, once they were looked for.
+        dynamic: Whether the shape of some tensor depends on what tensors hold.
         whole: Whether the tape holds all that determines token locations, so that later forward passes can be compared with it.
     """
 
@@ -298,6 +303,7 @@ class Tape:
     conclusions: object = None
     projections: object = None
     vectors: dict[Attention, object] = field(default_factory=dict)
+    dynamic: bool = False
     whole: bool = True
 
     def beginning(self, length: int, slots: int) -> Tape:

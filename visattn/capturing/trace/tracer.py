@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-from visattn.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kind_of
 from visattn.capturing.placing.nodes import shape_of
-from visattn.capturing.tokens.points import POINTS, Points
 from visattn.capturing.trace.arguments import (
     SWITCH,
     Untraceable,
@@ -30,11 +28,12 @@ from visattn.capturing.trace.arguments import (
     transformed,
 )
 from visattn.capturing.trace.comparing import Comparison
+from visattn.capturing.trace.deciding import note_values
 from visattn.capturing.trace.exposed import is_foreign, is_shared
 from visattn.capturing.trace.living import Living
 from visattn.capturing.trace.members import Members
 from visattn.capturing.trace.noting import Noting, plainly
-from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, operation_of, words
+from visattn.capturing.trace.operations import PRODUCT, SOFTMAX, operation_of, words
 from visattn.capturing.trace.tape import (
     PLAIN,
     STRANGE,
@@ -191,6 +190,15 @@ class Tracer:
                 self.slot_of(tensor)  # notices what other code has written
         return self._noting.run(func, args, kwargs)
 
+    def read_length(self, tensor: object) -> None:
+        """Note that the model reads the shape of a tensor."""
+        if not (self.tape.dynamic if self.known else self._noting.dynamic) or not isinstance(tensor, Tensor):
+            return
+        if self.known:
+            self._noting.keep_length(self.tape, self.slot_of(tensor))
+        else:
+            self._noting.read_length(tensor)
+
     def expected(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Return the next entry of the known tape if a call matches it; otherwise None."""
         entry = self._next()
@@ -248,7 +256,7 @@ class Tracer:
         while self.known and not (self._next() is None and self.tape.output == slots):
             self._turn()
         if not self.known:
-            self.tape.output = slots
+            self.tape.output, self.tape.dynamic = slots, self._noting.dynamic
         self.used = {slot: self._living.refs[slot] for slot in self.tape.outside}
         self.close()
         return self.tape
@@ -325,7 +333,7 @@ class Tracer:
         noted, named = self._noted(tuple(args)), {name: self._noted(value) for name, value in kwargs.items()}
         layer = self._layer() if operation.name in _NAMED or not operation.own else ""
         entry = Entry(func, operation, noted, named, (), layer, attention=attention, steps=steps, writes=bool(targets))
-        self._note_values(entry, args, kwargs)
+        note_values(self.tape, entry, args, kwargs, self.slot_of)
         self._note_results(entry, results, shared)
         if self._keep:
             self._hold(entry, results)
@@ -348,22 +356,6 @@ class Tracer:
                 self._living.versions[slot] = None  # the write was intercepted
         return shared
 
-    def _note_values(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note the values that decide places: kernels, points, and indices and masks that come from the image."""
-        entry.kernels = self._kernels(entry)
-        self._note_points(entry)
-        if self._depends(entry) and (entry.operation.name in CHOOSE or not entry.operation.own):
-            choosing = args[1:] if entry.operation.name in READ else args
-            entry.contents = {
-                slot: tensor.detach().clone()
-                for tensor in tensors_in((choosing, kwargs))
-                if not tensor.is_floating_point() and (slot := self.slot_of(tensor)) is not None
-            }
-
-    def _depends(self, entry: Entry) -> bool:
-        """Check whether arguments of a call depend, or may depend, on the image."""
-        return any(ref.slot in self.tape.descends for ref in entry.refs)
-
     def _note_results(self, entry: Entry, results: Sequence[Any], shared: Sequence[tuple[int, Tensor]]) -> None:
         """Give the results of a call, and what it has overwritten, new slots."""
         tape, living = self.tape, self._living
@@ -374,43 +366,15 @@ class Tracer:
             for result in results
         )
         self._noting.number(tape, entry, results, shared)
-        if self._depends(entry):
+        if entry.descends_from(tape.descends):
             tape.descends.update(made.slot for made in entry.outs if made is not None)
             tape.descends.update(slot for _, slot in entry.rewritten)
-
-    def _note_points(self, entry: Entry) -> None:
-        """Keep the points at which a call reads values until they are measured."""
-        for step in entry.steps:
-            points, node = step.contents.pop(POINTS, None), step.given.get(POINTS)
-            slot = next((ref.slot for ref in entry.refs if self.tape.nodes.get(ref.slot) == node), None)
-            if points is not None and slot is not None:
-                step.points = Points(points)
-                entry.points, entry.quick = (*entry.points, (slot, step.points)), None
 
     def _hold(self, entry: Entry, results: Sequence[Any]) -> None:
         """Keep the results of a call, and forget those from before an attention call."""
         if entry.attention is not None and not entry.attention.doubtful:
             self.kept.clear()
         self.kept.update((made.slot, result) for made, result in zip(entry.outs, results, strict=True) if made is not None)
-
-    def _kernels(self, entry: Entry) -> tuple[tuple[int, Kind, Kernel], ...]:
-        """Return the arguments of a call that are kernels of its convolutions; a kernel that is no argument counts as unknown."""
-        tape, found = self.tape, []
-        nodes = {ref.slot: tape.nodes[ref.slot] for ref in entry.refs if ref.slot in tape.nodes}
-        for step in entry.steps:
-            if step.kernel is None:
-                continue
-            weight, shape = step.given["weight"], tape.facts[step.given["weight"]].shape
-            same = [slot for slot, node in nodes.items() if node == weight]
-            same = same or [
-                slot for slot, node in nodes.items() if tape.facts[node].shape == shape and slot not in tape.descends
-            ]  # a copy in another type
-            kind = kind_of(shape[2:], step.given)
-            if kind is not None and len(same) == 1:
-                found.append((same[0], kind, step.kernel))
-            else:
-                step.kernel = UNKNOWN
-        return tuple(found)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         if isinstance(value, Tensor):
