@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import visattn
 from tests.capturing.moving import WIDTH
 from tests.capturing.within import verdicts
+from tests.capturing.within.common import WEIGHTED
 from tests.capturing.within.model import TOKENS, Change, Mover, Program, grid, made, planes, quietly, raster
 from visattn.capturing.trace.tape import TAPES
 
@@ -189,14 +190,6 @@ def windows(t: Tensor) -> Tensor:
     return grid(t)
 
 
-def fifth() -> Tensor:
-    return torch.arange(TOKENS) == 5
-
-
-def added(one: Callable[[Tensor], Tensor]) -> Change:
-    return lambda _, t: 0.01 * t + one(t)
-
-
 KEPT: dict[str, Change] = {
     "a class token added": lambda m, t: t + m.cls,
     "a mean added": lambda _, t: 1e-2 * t + t.mean(1, keepdim=True),
@@ -226,21 +219,6 @@ TOLD_APART: dict[str, Change] = {
     "a reflection in each row": lambda _, t: (
         windows(t) - 2 * unit()[:, None, :12] * (windows(t) * unit()[:, None, :12]).sum(2, keepdim=True)
     ).flatten(1, 2),
-    "a sum times a table of one": added(lambda t: (t * fifth()[None, :, None]).sum(1, keepdim=True)),
-    "a sum of where": added(lambda t: torch.where(fifth()[None, :, None], t, 0.0).sum(1, keepdim=True)),
-    "a sum of masked_fill": added(lambda t: t.masked_fill(~fifth()[None, :, None], 0.0).sum(1, keepdim=True)),
-    "a sum of tokens divided": added(lambda t: (t / torch.where(fifth(), 1.0, 1e4)[None, :, None]).sum(1, keepdim=True)),
-    "a largest of tokens weighted": added(lambda t: (t * fifth()[None, :, None]).amax(1, keepdim=True)),
-    "a product with a vector": added(lambda t: torch.mv(t[0].mT.contiguous(), fifth().float())),
-    "a product with a matrix": added(lambda t: fifth().float()[None, None] @ t),
-    "a product by einsum": added(lambda t: torch.einsum("bnc,n->bc", t, fifth().float())[:, None]),
-    "a product by a layer": added(lambda t: F.linear(t.mT, fifth().float()[None]).mT),
-    "a product by a kernel": added(lambda t: F.conv1d(t.mT, fifth().float().expand(WIDTH, 1, -1).contiguous(), groups=WIDTH).mT),
-    "a gate of a sum": lambda _, t: t * (1 + 100 * (t * fifth()[None, :, None]).sum(1, keepdim=True).tanh()),
-    "a sum in place": added(lambda t: t.clone().mul_(fifth()[None, :, None]).sum(1, keepdim=True)),
-    "a sum of a part that was zeroed": added(
-        lambda t: t.clone().index_fill_(1, (~fifth()).nonzero()[:, 0], 0).sum(1, keepdim=True)
-    ),
     "a mean, tokens and turned tokens": lambda _, t: torch.addcmul(1e-3 * t.mean(1, keepdim=True), 1e-3 * t, 1 + t.flip(1)),
 }
 
@@ -248,6 +226,9 @@ TOLD_APART: dict[str, Change] = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_all_tokens_have_in_common_keeps_places(name: str) -> None:
     assert outcome(KEPT[name]) == "right"
+
+
+TOLD_APART |= WEIGHTED
 
 
 @pytest.mark.parametrize("name", TOLD_APART)

@@ -12,6 +12,7 @@ from torch import Tensor
 import visattn
 from tests.capturing.moving import WIDTH
 from tests.capturing.test_earned import REFUSED, outcome
+from tests.capturing.within.common import LENGTHS, lit, picked
 from tests.capturing.within.model import TOKENS, Change, Mover, Program, inputs_of, quietly
 
 
@@ -48,45 +49,6 @@ VALUES: dict[str, Change] = {
     "a step": lambda _, t: t + torch.arange(0, WIDTH * (n := abs(int(t[0, 5, 0] * 100)) + 1), n),
     "an end that is a value": lambda _, t: t + torch.linspace(0, float(t[0, 5, 0]), WIDTH),
     "a value": lambda _, t: 0.01 * t + torch.full((1, TOKENS, 1), float(t[0, 5, 0])),
-}
-
-
-def lit(t: Tensor) -> Tensor:
-    return t[0, :, 0] > 0
-
-
-def picked(t: Tensor) -> Tensor:
-    return t[0][lit(t)]
-
-
-def length(t: Tensor) -> int:
-    return int(abs(t[0, 5, 0]) * 100) + 2
-
-
-def added(number: Callable[[Tensor], Any]) -> Change:
-    return lambda _, t: 0.01 * t + number(t)
-
-
-LENGTHS: dict[str, Change] = {
-    "len": added(lambda t: len(picked(t))),
-    "shape": added(lambda t: picked(t).shape[0]),
-    "size": added(lambda t: picked(t).size(0)),
-    "numel": added(lambda t: picked(t).numel()),
-    "stride": added(lambda t: picked(t).T.contiguous().stride(0)),
-    "one for each": added(lambda t: sum(1 for _ in picked(t))),
-    "nonzero": added(lambda t: torch.nonzero(lit(t)).shape[0]),
-    "where": added(lambda t: torch.where(lit(t))[0].shape[0]),
-    "argwhere": added(lambda t: len(torch.argwhere(lit(t)))),
-    "unique": added(lambda t: len(torch.unique((t[0, :, 0] * 3).long()))),
-    "masked_select": added(lambda t: torch.masked_select(t[0, :, 0], lit(t)).shape[0]),
-    "repeat_interleave": added(lambda t: torch.repeat_interleave(torch.ones(1), (t[0, 5:6, 0] * 100).abs().long()).shape[0]),
-    "the end of a range": added(lambda t: torch.arange(length(t))[-1]),
-    "a sum of ones": added(lambda t: torch.ones(length(t)).sum()),
-    "a sum of a one for each": added(lambda t: torch.ones_like(picked(t)).sum()),
-    "a sum of as many ones": added(lambda t: t.new_ones(len(picked(t))).sum()),
-    "a sum of zeros and one": added(lambda t: (torch.zeros_like(picked(t)) + 1).sum()),
-    "the last that is not zero": added(lambda t: torch.ones_like(picked(t)[:, 0]).nonzero().amax()),
-    "a running sum": added(lambda t: torch.ones_like(picked(t)[:, 0]).cumsum(0)[-1]),
 }
 
 

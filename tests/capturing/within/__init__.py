@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tests.capturing.within.aten import calls_of_aten
 from tests.capturing.within.calls import calls
+from tests.capturing.within.common import common
 from tests.capturing.within.exchanges import of_python
 from tests.capturing.within.judge import Verdict, verdict
 from tests.capturing.within.mixes import mixes
@@ -21,6 +22,7 @@ SOURCES: dict[str, Callable[[], Iterator[Program]]] = {
     "writes": written,
     "numbers numpy constants": of_python,
     "mixing copies choices": mixes,
+    "numbers mixing": common,
     "sampling transposed pooling padding interpolation": resampled,
     "two inputs": second_inputs,
     "batches": batches,
