@@ -1,8 +1,8 @@
 """Places of all tensors of a forward pass, step by step.
 
 One function decides what is known of a result: it is *placed* by the rule of its operation, *learned* if all its arguments are,
-*foreign* if another input took part, and *lost* in every other case: an operation without a rule, a rule that raises, memory that was
-written by code that is not intercepted, numbers that were read from image tokens.
+*foreign* if another input took part, and *lost* in every other case: an operation without a rule, a rule that raises, memory that
+was written by code that is not intercepted, numbers that were read from image tokens.
 """
 
 from __future__ import annotations
