@@ -1,4 +1,4 @@
-"""Shadow of each tensor of a forward pass: the places of its elements, also if tensors share memory and parts of it are overwritten."""
+"""Shadow of each tensor of a forward pass: the places of its elements, also if tensors share memory and parts are overwritten."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Shadows:
     def of(self, node: int) -> Places:
         """Return the places of a tensor: the cell of the image that each of its elements comes from.
 
-        If a part of its memory was overwritten, that has noted them, else the step that made the tensor. A new view reads its memory.
+        If a part of its memory was overwritten, they are read there. Otherwise the step that made the tensor has set them.
         """
         facts = self.facts[node]
         memory = self._memories.get(facts.memory)
