@@ -38,9 +38,9 @@ def are_around() -> bool:
 
 @contextmanager
 def apart() -> Iterator[Sequence[TorchDispatchMode]]:
-    """Take the open dispatch modes off PyTorch's stack, so that a capture's own operations run without them; put them back at the end.
+    """Take the open dispatch modes off PyTorch's stack, so that a capture's own operations run without them.
 
-    `inside` puts them back for one call of the model.
+    They are back at the end; `inside` puts them back for one call of the model.
 
     Yields:
         The modes that were taken off, the lowest first.

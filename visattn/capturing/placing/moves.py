@@ -57,7 +57,7 @@ def _with_tensors(source: Places, tensors: Sequence[Any]) -> Places:
 def _run_on_codes(operation: str, arguments: dict[str, Any], codes_name: str) -> Any:  # noqa: ANN401
     """Call an aten operation on position codes, which are its argument `codes_name`, and return its result.
 
-    To save memory, axes along which the codes are expanded (stride 0) have size 1 during the call if it leaves them alone.
+    To save memory, axes along which the codes are expanded (stride 0) have size 1 in the call if the operation leaves them alone.
     """
     op = getattr(torch.ops.aten, operation)
     codes = arguments[codes_name]

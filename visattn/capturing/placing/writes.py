@@ -87,7 +87,7 @@ def filled(work: Work) -> Result:
 def added(work: Work) -> Result:
     """Return the places of a tensor behind `index_add`, `scatter_add` and the like, which add values at chosen places.
 
-    Into zeros the values are written as they are, and other constants move none of them.
+    Values that are added to zeros or other constants keep their places.
     """
     target = work.places(work.get("self"))
     value = _value_places(work, work.get("src", work.get("source")))
@@ -172,7 +172,7 @@ def _merged(work: Work, target: Places, value: Places, put: Any) -> Places:  # n
 
 
 def _merged_copies(work: Work, target: Places, value: Places, put: Any) -> Tensor | None:  # noqa: ANN401
-    """Return the numbers of copies behind a write, where one image was copied, as to a batch; None if there are no copies."""
+    """Return, for a target behind a write, which copy of the image each element comes from; None if no image was copied."""
     if target.copies is None and value.copies is None:
         return None
     zero = torch.zeros((), dtype=torch.int32, device=work.device)
