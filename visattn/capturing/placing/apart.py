@@ -1,7 +1,7 @@
-"""Modes that the model, or the code around it, has opened: a capture works out of their sight and lets the model's calls run in them.
+"""Modes that the model, or code around it, has opened: a capture works out of their sight and lets the model's calls run in them.
 
-PyTorch hands an operation to the dispatch mode that was opened last, which may log it, change it, or answer it by itself. A capture must
-not appear in such logs, and it needs the operations that really run. So its own modes lie below all others.
+PyTorch hands an operation to the dispatch mode that was opened last, which may log it, change it, or answer it by itself. A capture
+must not appear in such logs, and it needs the operations that really run. So its own modes lie below all others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ def are_around() -> bool:
 
 @contextmanager
 def apart() -> Iterator[Sequence[TorchDispatchMode]]:
-    """Take the open dispatch modes off their stack; `inside` puts them back for one call. Yield them."""
+    """Take the open dispatch modes off PyTorch's stack, so that a capture's own operations run without them.
+
+    They are back at the end; `inside` puts them back for one call of the model.
+
+    Yields:
+        The modes that were taken off, the lowest first.
+    """
     modes = _taken()
     _aside.modes.append(modes)
     try:
@@ -68,19 +74,22 @@ def is_apart() -> bool:
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Run a capture's own work, in hooks of the model, out of sight of all modes that were opened above the capture's."""
-    functions: list[TorchFunctionMode] = []
+    """Run a capture's own work, in hooks of the model, out of sight of all modes that were opened above the capture's.
+
+    Function modes and dispatch modes are taken off PyTorch's stacks, and are back at the end.
+    """
+    function_modes: list[TorchFunctionMode] = []
     while (mode := _get_current_function_mode()) is not None and not _is_own(mode):  # type: ignore[no-untyped-call]
-        functions.append(mode)
+        function_modes.append(mode)
         torch._C._pop_torch_function_stack()
-    modes = _taken()
+    dispatch_modes = _taken()
     _aside.modes.append([])
     try:
         yield
     finally:
         _aside.modes.pop()
-        _put_back(modes)
-        for mode in reversed(functions):
+        _put_back(dispatch_modes)
+        for mode in reversed(function_modes):
             torch._C._push_on_torch_function_stack(mode)
 
 
@@ -95,13 +104,16 @@ def function_modes() -> list[type]:
 
 
 def _is_own(mode: Any) -> bool:  # noqa: ANN401
+    """Check whether a mode belongs to a capture."""
     return type(mode).__module__.startswith("visattn.capturing.")
 
 
 def _taken() -> list[TorchDispatchMode]:
+    """Take all dispatch modes off PyTorch's stack and return them, the lowest first."""
     return [_pop_mode() for _ in range(_len_torch_dispatch_stack())][::-1]
 
 
 def _put_back(modes: Sequence[TorchDispatchMode]) -> None:
+    """Push dispatch modes on PyTorch's stack, the lowest first."""
     for mode in modes:
         _push_mode(mode)

@@ -7,37 +7,42 @@ from visattn.capturing.placing.work import Result, Unproven, Work
 
 
 def constant(work: Work) -> Result:
-    """Constants and random numbers; a tensor among the arguments gives only shape and type."""
+    """Return the places of constants and random numbers, which count as learned. A tensor argument gives only shape and type."""
     return [whole("learned", out.shape, work.device) for out in work.outs]
 
 
 def nothing(work: Work) -> Result:
-    """Zeros."""
+    """Return the places of zeros, which count as padding until something is written over them."""
     return [zeros(out.shape, work.device) for out in work.outs]
 
 
 def uninitialized(work: Work) -> Result:
-    """Memory that nothing has written yet."""
+    """Return the places of the results of `empty` and the like: it is unknown what their memory holds."""
     return [whole("lost", out.shape, work.device, "memory that was never written") for out in work.outs]
 
 
 def embedded(work: Work) -> Result:
-    """Rows of a table: members of the set of their indices, or of a set of their own; rows of image tokens are these tokens."""
+    """Return the places behind `embedding`, which looks up rows of a table.
+
+    Rows of a learned table, such as words, become members of a set, that is tokens which lie nowhere in the image. If the table
+    holds image tokens, rows keep their position codes (cells of the image).
+
+    Raises:
+        Unproven: If the table or the indices are of unknown origin, or image tokens choose the rows.
+    """
     table, indices = work.places(work.get("weight")), work.places(work.get("indices"))
     if table.placed:
-        taken = table.each(lambda codes: codes[work.content("indices")])
-        assert taken is not None  # noqa: S101 - rows are always taken alike
-        return taken
-    if table.kind == "lost" or indices.kind == "lost":
-        raise Unproven(work.name)
-    if indices.placed:
+        rows = table.each(lambda codes: codes[work.content("indices")])
+        assert rows is not None  # noqa: S101 - rows are always taken alike
+        return rows
+    if "lost" in (table.kind, indices.kind) or indices.placed:
         raise Unproven(work.name)
     if indices.located:
-        made = indices.each(lambda codes: codes[..., None].expand(work.shape))
-        assert made is not None  # noqa: S101 - a new axis always fits
-        return made._replace(kind=indices.kind)
-    node = int(work.get("weight"))
-    planes = work.planes
-    codes = planes.members(planes.set_of(f"{table.name}#{node}#{int(work.get('indices'))}", work.shape[:-1].numel()))
-    made = indices._replace(codes=codes.view(*work.shape[:-1], 1).expand(work.shape))
-    return made._replace(name=table.name or indices.name)
+        rows = indices.each(lambda codes: codes[..., None].expand(work.shape))
+        assert rows is not None  # noqa: S101 - a new axis always fits
+        return rows._replace(kind=indices.kind)
+    shape_of_indices = work.shape[:-1]
+    table_node, indices_node = int(work.get("weight")), int(work.get("indices"))
+    row_set = work.planes.set_of(f"{table.name}#{table_node}#{indices_node}", shape_of_indices.numel())
+    row_codes = work.planes.members(row_set).view(*shape_of_indices, 1)
+    return indices._replace(codes=row_codes.expand(work.shape), name=table.name or indices.name)

@@ -42,39 +42,52 @@ UNKNOWN = Kernel(centered=False)
 
 
 def kind_of(taps: Sequence[int], given: Mapping[str, Any]) -> Kind | None:
-    """Return how a convolution with these arguments uses a kernel of some size; None if its values do not matter.
+    """Return how a convolution with the arguments `given` places a kernel of size `taps`; None if its values do not matter.
 
-    They do not if each window lies in its own cell.
+    They do not matter if each window lies in its own cell, as for a patch embedding, whose stride is the kernel size.
     """
-    stride, padding, gaps = (
-        _each(given.get(name, default), len(taps)) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
-    if not any(padding) and all((size - 1) * gap < step for size, gap, step in zip(taps, gaps, stride, strict=True)):
+    axes = len(taps)
+    stride = _for_each_axis(given.get("stride", 1), axes)
+    padding = _for_each_axis(given.get("padding", 0), axes)
+    gaps = _for_each_axis(given.get("dilation", 1), axes)
+    extents = [(size - 1) * gap for size, gap in zip(taps, gaps, strict=True)]
+    if not any(padding) and all(extent < step for extent, step in zip(extents, stride, strict=True)):
         return None
-    cells = (1,) * len(taps) if given.get("transposed", False) else stride
-    even = [before + (step - 1) / 2 for before, step in zip(padding, stride, strict=True)]  # where cells share the maps evenly
-    own = [(size - 1) * gap / 2 for size, gap in zip(taps, gaps, strict=True)]
-    centers = (one if abs(one - other) <= cell / 2 else other for one, other, cell in zip(even, own, cells, strict=True))
+    cells = (1,) * axes if given.get("transposed", False) else stride
+    centers = []
+    for before, step, extent, cell in zip(padding, stride, extents, cells, strict=True):
+        even_center = before + (step - 1) / 2  # where new cells share the map evenly
+        kernel_center = extent / 2
+        centers.append(even_center if abs(even_center - kernel_center) <= cell / 2 else kernel_center)
     return Kind(gaps, cells, tuple(centers))
 
 
-def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+def _for_each_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """Return an argument of a convolution, such as `stride`, for each axis; one number holds for all axes."""
     return (value,) * axes if isinstance(value, int) else tuple(value) * (axes if len(value) == 1 else 1)
 
 
 def kernel_of(weight: Tensor, kind: Kind) -> Kernel:
-    """Return what the values of a kernel `(channels, channels, *taps)` say now: code may overwrite it without any trace."""
+    """Return whether a kernel `(channels, channels, *taps)` has its center of mass in the center of the cell, or a single tap.
+
+    A kernel that leans to one side moves tokens. The values are read each time, since code may overwrite them without any trace.
+    """
     with torch.no_grad():
         mass = weight.flatten(0, 1).abs().float().square().sum(0).sqrt().cpu()
     taps = mass.nonzero()
     if not bool(mass.isfinite().all()) or not len(taps):
         return Kernel(centered=not len(taps))
-    middle, centered = torch.ones_like(mass, dtype=torch.bool), True
+    in_cell, is_centered = torch.ones_like(mass, dtype=torch.bool), True
     for axis, (gap, cell, center) in enumerate(zip(*kind, strict=True)):
         size = mass.shape[axis]
-        cell = max(cell, gap)  # taps with gaps tell no finer places
-        away = ((torch.arange(size) * gap - center) / cell).view([-1 if dim == axis else 1 for dim in range(mass.ndim)])
-        limit = max(_HALF, abs((size - 1) * gap / 2 - center) / cell + _MORE)
-        centered &= abs(float((mass * away).sum() / mass.sum())) <= limit
-        middle &= away.abs() <= _HALF * max(1, kind.cells[axis]) / cell
-    return Kernel(centered and bool((mass[middle] > 0).any()), tuple(taps[0].tolist()) if len(taps) == 1 else None)
+        unit = max(cell, gap)  # taps with gaps tell no finer places
+        broadcastable = [-1 if dim == axis else 1 for dim in range(mass.ndim)]
+        distance = ((torch.arange(size) * gap - center) / unit).view(broadcastable)
+        kernel_center = (size - 1) * gap / 2
+        limit = max(_HALF, abs(kernel_center - center) / unit + _MORE)
+        center_of_mass = float((mass * distance).sum() / mass.sum())
+        is_centered &= abs(center_of_mass) <= limit
+        in_cell &= distance.abs() <= _HALF * max(1, cell) / unit
+    reads_cell = bool((mass[in_cell] > 0).any())
+    only_tap = tuple(taps[0].tolist()) if len(taps) == 1 else None
+    return Kernel(is_centered and reads_cell, only_tap)

@@ -1,7 +1,7 @@
 """Effects of operations on single tokens: the axes that they mix, the arguments in which they are linear, which tokens are uneven.
 
-These are properties of an operation's row in the table. They tell where the layers that change each token alone end, and which part of a
-readout is linear.
+These are properties of an operation's row in the table. They tell where the layers that change each token alone end, and which part
+of a readout is linear.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ Mixes = Callable[[Work, Node], Sequence[int] | None]
 
 
 def by_product(work: Work, node: Node) -> Sequence[int] | None:
-    """Return the contracted axis of a factor, if all tokens meet the same other factor and keep more than one number each."""
-    pair: list[Any] = [work.step.given.get(factor) for factor in FACTORS.get(work.name, ("input", "weight"))]
-    if node not in pair or None in pair:
+    """Return the contracted axis of a factor of a matrix product, if it acts on each token alone, as a linear layer does.
+
+    All tokens meet the same other factor, and keep more than one number each; else return None.
+    """
+    factors: list[Any] = [work.step.given.get(factor) for factor in FACTORS.get(work.name, ("input", "weight"))]
+    if node not in factors or None in factors:
         return None
-    ndim, second = len(work.facts(node).shape), node == pair[1]
-    alike = ndim < 3 or work.name not in FACTORS or not work.varies(pair[1 - pair.index(node)], 0, ndim)
-    scores = ndim > 1 and work.shape[-2 if second else -1] == 1  # a number for each token
-    return [-2 if second else -1] if alike and not scores else None
+    first, second = factors
+    ndim, is_second = len(work.facts(node).shape), node == second
+    other = second if node == first else first
+    is_same_for_all = ndim < 3 or work.name not in FACTORS or not work.varies(other, 0, ndim)
+    is_score = ndim > 1 and work.shape[-2 if is_second else -1] == 1  # a number for each token
+    if is_score or not is_same_for_all:
+        return None
+    return [-2 if is_second else -1]
 
 
 def in_layer(work: Work, _: Node) -> Sequence[int]:
@@ -51,10 +58,11 @@ def over(work: Work, _: Node) -> Sequence[int] | None:
 
 
 def by_kernel(work: Work, _: Node) -> Sequence[int] | None:
-    """Return the channels, which a convolution mixes, if its kernel covers one position."""
-    kernel = work.facts(work.step.given["weight"]).shape[2:]
-    alone = all(size == 1 for size in (*kernel, *work.get("stride", ()))) and work.shape[1] > 1
-    return [1] if alone and not work.get("transposed", False) else None
+    """Return the axis of channels if a convolution mixes nothing else, since its kernel covers one position; otherwise None."""
+    kernel_size = work.facts(work.step.given["weight"]).shape[2:]
+    covers_one_position = all(size == 1 for size in (*kernel_size, *work.get("stride", ())))
+    acts_on_tokens = covers_one_position and work.shape[1] > 1
+    return [1] if acts_on_tokens and not work.get("transposed", False) else None
 
 
 # --- whether an operation is linear in some of its arguments together, given by name
@@ -63,27 +71,27 @@ Linear = Callable[[set[str]], bool]
 
 
 def together(_: set[str]) -> bool:
-    """Linear in all tensors among the arguments."""
+    """Check whether an operation is linear in these arguments together: always, as for `add`."""
     return True
 
 
 def in_one(coming: set[str]) -> bool:
-    """Linear in each factor."""
+    """Check whether an operation is linear in these arguments: in one factor alone, as for `mul`."""
     return len(coming - {"bias"}) == 1
 
 
 def in_one_and_term(coming: set[str]) -> bool:
-    """Linear in each factor, and in the term that is added."""
+    """Check whether an operation is linear in these arguments: in one factor, and in the term that is added, as for `addmm`."""
     return len(coming - {"self"}) < 2
 
 
 def in_self(coming: set[str]) -> bool:
-    """Linear in the first argument."""
+    """Check whether an operation is linear in these arguments: in the first alone, as for `div`."""
     return coming == {"self"}
 
 
 def but(name: str) -> Linear:
-    """Linear in all others."""
+    """Return a function that checks whether `name` is not among some arguments; in all others, the operation is linear."""
     return lambda coming: name not in coming
 
 

@@ -16,333 +16,413 @@ from visattn.capturing.tokens.planes import Planes, compact
 
 
 def same(work: Work) -> Result:
-    """Leave each element where it is; further results, such as a mask of dropout, have the same places if they have the same shape."""
-    first = work.main()
-    return [first if out.shape == first.shape else work.unknown(out.shape) for out in work.outs]
+    """Return the places of the first tensor argument for each result, as for GELU or `contiguous`, which move no element.
+
+    Further results, such as the mask of dropout, have these places too if they have the same shape; otherwise they are lost.
+    """
+    source = work.main()
+    return [source if result.shape == source.shape else work.unknown(result.shape) for result in work.outs]
 
 
 def moved(work: Work) -> Result:
-    """Apply the operation to the codes themselves."""
-    given = {key: work.step.contents.get(key, value) for key, value in work.step.given.items() if not key.startswith("out")}
-    name = next(name for name, value in given.items() if isinstance(value, Node))
-    source = work.places(given.pop(name))
+    """Run an operation that moves or picks elements, such as `permute` or `split`, on position codes instead of values.
 
-    def change(codes: Tensor) -> Any:  # noqa: ANN401
-        return _plainly(work.name, {name: codes, **given}, name)
+    Position codes say which cell of the image each element comes from. They move like the elements themselves.
+    """
+    contents = work.step.contents
+    arguments = {key: contents.get(key, value) for key, value in work.step.given.items() if not key.startswith("out")}
+    source_name = next(name for name, value in arguments.items() if isinstance(value, Node))
+    source = work.places(arguments.pop(source_name))
 
-    parts: list[Any] = [None if x is None else change(x) for x in (source.codes, source.columns, source.copies, source.others)]
-    if isinstance(parts[0], Tensor):
-        return _with(source, parts)
-    return [_with(source, [None if part is None else part[number] for part in parts]) for number in range(len(parts[0]))]
+    def run_on(codes: Tensor) -> Any:  # noqa: ANN401
+        return _run_on_codes(work.name, {source_name: codes, **arguments}, source_name)
+
+    tensors = (source.codes, source.columns, source.copies, source.others)
+    moved_tensors: list[Any] = [None if tensor is None else run_on(tensor) for tensor in tensors]
+    moved_codes = moved_tensors[0]
+    if isinstance(moved_codes, Tensor):
+        return _with_tensors(source, moved_tensors)
+    results = []
+    for number in range(len(moved_codes)):  # `split` and the like have several results
+        results.append(_with_tensors(source, [None if several is None else several[number] for several in moved_tensors]))
+    return results
 
 
-def _with(source: Places, parts: Sequence[Any]) -> Places:
-    codes, columns, copies, others = parts
+def _with_tensors(source: Places, tensors: Sequence[Any]) -> Places:
+    """Return places with other tensors, given in the order codes, columns, copies, others."""
+    codes, columns, copies, others = tensors
     return source._replace(codes=codes, columns=columns, copies=copies, others=others)
 
 
-def _plainly(operation: str, given: dict[str, Any], name: str) -> Any:  # noqa: ANN401
-    """Call an operation in its plain form; on axes along which codes are expanded, and which it leaves alone, they stay so."""
+def _run_on_codes(operation: str, arguments: dict[str, Any], codes_name: str) -> Any:  # noqa: ANN401
+    """Call an aten operation on position codes, which are its argument `codes_name`, and return its result.
+
+    To save memory, axes along which the codes are expanded (stride 0) have size 1 in the call if the operation leaves them alone.
+    """
     op = getattr(torch.ops.aten, operation)
-    codes, rest = given[name], {key: value for key, value in given.items() if key != name}
-    axes = _ALONG.get(operation)
-    if axes is None or not codes.ndim:
-        return op(**given)
-    touched = axes(rest, codes.ndim)
-    kept = {axis: size for axis, size in enumerate(codes.shape) if axis not in touched and size > 1 and codes.stride(axis) == 0}
-    for axis in kept:
+    codes = arguments[codes_name]
+    other_arguments = {key: value for key, value in arguments.items() if key != codes_name}
+    changed_axes_of = _CHANGED_AXES.get(operation)
+    if changed_axes_of is None or not codes.ndim:
+        return op(**arguments)
+    changed_axes = changed_axes_of(other_arguments, codes.ndim)
+    unchanged = [axis for axis in range(codes.ndim) if axis not in changed_axes]
+    expanded_sizes = {axis: codes.shape[axis] for axis in unchanged if codes.shape[axis] > 1 and codes.stride(axis) == 0}
+    for axis in expanded_sizes:
         codes = codes.narrow(axis, 0, 1)
-    made = op(**{name: codes, **rest})
-    return made.expand([kept.get(axis, size) for axis, size in enumerate(made.shape)]) if kept else made
+    result = op(**{codes_name: codes, **other_arguments})
+    if not expanded_sizes:
+        return result
+    return result.expand([expanded_sizes.get(axis, size) for axis, size in enumerate(result.shape)])
 
 
-def _dims(key: str) -> Any:  # noqa: ANN401
-    def axes(given: dict[str, Any], ndim: int) -> set[int]:
-        dims = given.get(key, ())
+def _axes_in(argument: str) -> Any:  # noqa: ANN401
+    """Return a function that tells which axes an operation changes: those in the named argument, or all if it is empty."""
+
+    def axes(arguments: dict[str, Any], ndim: int) -> set[int]:
+        dims = arguments.get(argument, ())
         dims = [dims] if isinstance(dims, int) else dims
         return {dim % ndim for dim in dims} if dims else set(range(ndim))
 
     return axes
 
 
-_ALONG = {"roll": _dims("dims"), "flip": _dims("dims"), "index_select": _dims("dim"), "slice": _dims("dim")}
+_CHANGED_AXES = {"roll": _axes_in("dims"), "flip": _axes_in("dims"), "index_select": _axes_in("dim"), "slice": _axes_in("dim")}
 
 
 def shaped(work: Work) -> Result:
-    """Views and reshapes: the order of the elements stays."""
+    """Return the places behind a view or reshape: the position codes in the new shape, in the same order.
+
+    Raises:
+        Unproven: If a view reads the memory as another dtype, which changes the elements.
+    """
     source = work.main()
-    if len(work.step.given) > 1 and isinstance(work.step.given.get("dtype"), torch.dtype):
+    is_other_dtype = len(work.step.given) > 1 and isinstance(work.step.given.get("dtype"), torch.dtype)
+    if is_other_dtype:
         raise Unproven(work.name)
-    changed = source.each(lambda codes: reshaped(codes, work.shape))
-    assert changed is not None  # noqa: S101 - reshaping always succeeds
+    reshaped_places = source.each(lambda codes: reshaped(codes, work.shape))
+    assert reshaped_places is not None  # noqa: S101 - reshaping always succeeds
     others = None if source.others is None else reshaped(source.others, work.shape)
-    return changed._replace(others=others)
+    return reshaped_places._replace(others=others)
 
 
 def strided(work: Work) -> Result:
-    """Elements chosen by strides of the memory; those that the tensor does not hold are lost."""
+    """Return the places behind `as_strided`; elements of the memory that the source does not hold are LOST (of unknown origin)."""
     source, facts = work.main(), work.facts(next(work.nodes()))
     size, stride, offset = work.get("size"), work.get("stride"), work.get("storage_offset", facts.offset)
-    end = offset + sum((side - 1) * step for side, step in zip(size, stride, strict=True)) + 1
-    own = facts.offset + sum((side - 1) * step for side, step in zip(facts.shape, facts.stride, strict=True)) + 1
+    result_end = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) + 1
+    source_end = facts.offset + sum((length - 1) * step for length, step in zip(facts.shape, facts.stride, strict=True)) + 1
+    memory_size = max(result_end, source_end)
 
-    def change(codes: Tensor) -> Tensor:
-        memory = torch.full((max(end, own),), LOST, dtype=codes.dtype, device=codes.device)
+    def pick(codes: Tensor) -> Tensor:
+        memory = torch.full((memory_size,), LOST, dtype=codes.dtype, device=codes.device)
         memory.as_strided(facts.shape, facts.stride, facts.offset).copy_(codes)
         return memory.as_strided(size, stride, offset).clone()
 
-    made = source.each(change)
-    assert made is not None  # noqa: S101 - it always succeeds
-    return made
+    picked = source.each(pick)
+    assert picked is not None  # noqa: S101 - it always succeeds
+    return picked
 
 
 def expanded(work: Work) -> Result:
-    """Copies along axes of size 1 or new axes."""
+    """Return the places behind `expand`: each copy of an element has the position code of the original."""
     source, shape = work.main(), work.shape
-    wide = _copied(work, source, source.each(lambda codes: codes.expand(shape)), source.shape)
-    return wide._replace(parts=source.parts if source.parts is not None and source.parts.shape == shape else None)
+    expanded_places = source.each(lambda codes: codes.expand(shape))
+    numbered_places = _number_broadcast(work, source, expanded_places, source.shape)
+    parts_fit = source.parts is not None and source.parts.shape == shape
+    return numbered_places._replace(parts=source.parts if parts_fit else None)
 
 
-def _copied(work: Work, source: Places, wide: Places | None, before: Sequence[int]) -> Places:
-    """Number the copies that broadcasting makes of image tokens, along each axis that grew."""
-    assert wide is not None  # noqa: S101 - it broadcasts
-    if not source.placed or source.columns is not None:
-        return wide
-    lead = len(wide.shape) - len(before)
-    grown = [axis for axis, size in enumerate(wide.shape) if size > 1 and (axis < lead or before[axis - lead] == 1)]
-    return wide._replace(copies=numbered(wide.copies, wide.shape, grown, work.device)) if grown else wide
+def _number_broadcast(work: Work, source: Places, expanded_places: Places | None, source_shape: Sequence[int]) -> Places:
+    """Return expanded places in which the copies of each image token are numbered, along each axis that `expand` made larger.
+
+    So an image that was expanded to a batch counts as several passes over one image.
+    """
+    assert expanded_places is not None  # noqa: S101 - it broadcasts
+    is_scores = source.columns is not None
+    if not source.placed or is_scores:
+        return expanded_places
+    new_axes = len(expanded_places.shape) - len(source_shape)
+    large_axes = [axis for axis, size in enumerate(expanded_places.shape) if size > 1]
+    grown_axes = [axis for axis in large_axes if axis < new_axes or source_shape[axis - new_axes] == 1]
+    if not grown_axes:
+        return expanded_places
+    copies = numbered(expanded_places.copies, expanded_places.shape, grown_axes, work.device)
+    return expanded_places._replace(copies=copies)
 
 
 def numbered(copies: Tensor | None, shape: Sequence[int], axes: Sequence[int], device: torch.device) -> Tensor:
-    """Number the copies along some axes, on top of copies made before."""
+    """Return the number of the copy for each element of a tensor that repeats its source along `axes`.
+
+    `copies` has the numbers of copies that were made before, if any. Copies of copies get numbers of their own.
+    """
     number = torch.zeros((), dtype=torch.int32, device=device).expand(*shape) if copies is None else copies
     for axis in axes:
-        form = [1] * len(shape)
-        form[axis] = shape[axis]
-        step = torch.arange(shape[axis], dtype=torch.int32, device=device).view(form)
-        number = compact(number) * shape[axis] + step
+        count = shape[axis]
+        broadcastable = [1] * len(shape)
+        broadcastable[axis] = count
+        along_axis = torch.arange(count, dtype=torch.int32, device=device).view(broadcastable)
+        number = compact(number) * count + along_axis
     return number.expand(*shape)
 
 
 def repeated(work: Work) -> Result:
-    """Copies of the whole tensor along axes."""
-    source, times = work.main(), list(work.get("repeats"))
-    changed = source.each(lambda codes: codes.repeat(times))
-    assert changed is not None  # noqa: S101 - repeating always succeeds
-    if not source.placed or source.columns is not None:
-        return changed
-    copies, lead = changed.copies, len(times) - len(source.shape)
-    for axis, count in enumerate(times):
-        if count > 1:
-            form = [1] * len(work.shape)
-            form[axis] = work.shape[axis]
-            size = 1 if axis < lead else source.shape[axis - lead]
-            number = (torch.arange(work.shape[axis], dtype=torch.int32, device=work.device) // max(size, 1)).view(form)
-            before = torch.zeros((), dtype=torch.int32, device=work.device).expand(work.shape) if copies is None else copies
-            copies = (compact(before) * count + number).expand(work.shape)
-    return changed._replace(copies=copies)
+    """Return the places behind `repeat`: the position codes repeated, and a number for each copy of an image token."""
+    source, repeats = work.main(), list(work.get("repeats"))
+    repeated_places = source.each(lambda codes: codes.repeat(repeats))
+    assert repeated_places is not None  # noqa: S101 - repeating always succeeds
+    is_scores = source.columns is not None
+    if not source.placed or is_scores:
+        return repeated_places
+    copies, new_axes = repeated_places.copies, len(repeats) - len(source.shape)
+    for axis, count in enumerate(repeats):
+        if count < 2:
+            continue
+        broadcastable = [1] * len(work.shape)
+        broadcastable[axis] = work.shape[axis]
+        source_size = 1 if axis < new_axes else source.shape[axis - new_axes]
+        index = torch.arange(work.shape[axis], dtype=torch.int32, device=work.device)
+        number = (index // max(source_size, 1)).view(broadcastable)
+        earlier = torch.zeros((), dtype=torch.int32, device=work.device).expand(work.shape) if copies is None else copies
+        copies = (compact(earlier) * count + number).expand(work.shape)
+    return repeated_places._replace(copies=copies)
 
 
 def indexed(work: Work) -> Result:
-    """Elements chosen by indices or masks; an index that is taken several times makes copies."""
-    found = chosen(work)
-    if found is not None:
-        return found
+    """Return the places behind `index`, `gather` or a mask: each picked element keeps the position code that it had.
+
+    Elements that are picked several times are numbered as copies. Object queries that are picked by content form a set (`chosen`).
+    """
+    picked_by_content = chosen(work)
+    if picked_by_content is not None:
+        return picked_by_content
     source = work.main()
-    made = moved(work)
-    assert isinstance(made, Places)  # noqa: S101 - it has one result
-    if not source.placed or source.columns is not None:
-        return made
-    occurrence = _occurrences(work, source.shape)
-    if occurrence is None:
-        return made
-    before = torch.zeros((), dtype=torch.int32, device=work.device) if made.copies is None else made.copies
-    return made._replace(copies=(before * (int(occurrence.max()) + 1) + occurrence).expand(work.shape))
+    picked = moved(work)
+    assert isinstance(picked, Places)  # noqa: S101 - it has one result
+    is_scores = source.columns is not None
+    if not source.placed or is_scores:
+        return picked
+    repetition = _repetitions(work, source.shape)
+    if repetition is None:
+        return picked
+    earlier = torch.zeros((), dtype=torch.int32, device=work.device) if picked.copies is None else picked.copies
+    copies = (earlier * (int(repetition.max()) + 1) + repetition).expand(work.shape)
+    return picked._replace(copies=copies)
 
 
-def _occurrences(work: Work, shape: Sequence[int]) -> Tensor | None:
-    """Count, for each element of the result, the results before it that are the same element."""
-    given = {key: work.step.contents.get(key, value) for key, value in work.step.given.items() if not key.startswith("out")}
-    name = next(key for key, value in given.items() if isinstance(value, Node))
-    del given[name]
+def _repetitions(work: Work, source_shape: Sequence[int]) -> Tensor | None:
+    """Return, for each element that an index picks, how often the same source element was picked before it; None if never.
+
+    To see which element is picked, the operation runs on the numbers 0, 1, 2, ... in the shape of its source.
+    """
+    contents = work.step.contents
+    arguments = {key: contents.get(key, value) for key, value in work.step.given.items() if not key.startswith("out")}
+    source_name = next(key for key, value in arguments.items() if isinstance(value, Node))
+    del arguments[source_name]
     if torch.Size(work.shape).numel() < 1:
         return None
-    op = getattr(torch.ops.aten, work.name)
-    number = torch.arange(torch.Size(shape).numel(), device=work.device).view(tuple(shape))
-    counted = occurrences(op(**{name: number, **given}))
-    return counted if bool(counted.any()) else None
+    element_numbers = torch.arange(torch.Size(source_shape).numel(), device=work.device).view(tuple(source_shape))
+    picked_numbers = getattr(torch.ops.aten, work.name)(**{source_name: element_numbers, **arguments})
+    repetitions = occurrences(picked_numbers)
+    return repetitions if bool(repetitions.any()) else None
 
 
 def occurrences(numbers: Tensor) -> Tensor:
-    """Count, for each number, the equal ones before it."""
-    taken = numbers.flatten()
-    order = taken.argsort(stable=True)
-    values = taken[order]
-    begins = torch.ones_like(values, dtype=torch.bool)
-    begins[1:] = values[1:] != values[:-1]
-    at = torch.arange(len(values), device=values.device)
-    start = at.where(begins, 0).cummax(0).values
-    return torch.zeros_like(at).scatter(0, order, at - start).view(numbers.shape).to(torch.int32)
+    """Return, for each number, how many equal ones come before it: `[5, 7, 5, 5]` gives `[0, 0, 1, 2]`."""
+    flat_numbers = numbers.flatten()
+    order = flat_numbers.argsort(stable=True)
+    ordered = flat_numbers[order]
+    begins_run = torch.ones_like(ordered, dtype=torch.bool)
+    begins_run[1:] = ordered[1:] != ordered[:-1]
+    index = torch.arange(len(ordered), device=ordered.device)
+    run_start = index.where(begins_run, 0).cummax(0).values
+    earlier_equals = index - run_start
+    return torch.zeros_like(index).scatter(0, order, earlier_equals).view(numbers.shape).to(torch.int32)
 
 
 def chosen(work: Work) -> Places | None:
-    """Return tokens that were picked by content from several grids, such as the object queries of two-stage detectors.
+    """Return the places of tokens that `gather` picks by their content from several grids; None for all other picks.
 
-    They lie elsewhere in each image, so they form a set of their own.
+    Two-stage detectors pick object queries so. They lie elsewhere in each image, and count as a set: tokens without a place in it.
     """
     index = work.get("index")
     if work.name != "gather" or not isinstance(index, Node) or work.sets:
         return None
-    source, picker = work.main(), work.places(index)
-    by_content = picker.kind in ("placed", "lost")
-    if not by_content or source.columns is not None or len(work.shape) != 3:
+    source, index_places = work.main(), work.places(index)
+    is_by_content = index_places.kind in ("placed", "lost")
+    is_scores = source.columns is not None
+    if not is_by_content or is_scores or len(work.shape) != 3:
         return None
-    if len([plane for plane in work.planes.of(source.codes) if plane.grid]) < 2:
+    grids = [plane for plane in work.planes.of(source.codes) if plane.grid]
+    if len(grids) < 2:
         return None
-    picked = work.content("index")[..., 0]
-    number, plane = work.planes.choice(picked)
-    work.step.choice = number
+    token_index = work.content("index")[..., 0]
+    choice_number, query_set = work.planes.choice(token_index)
+    work.step.choice = choice_number
     if work.shape[0] != work.planes.images:
         return None
-    return source._replace(codes=work.planes.codes(plane)[..., None].expand(work.shape))
+    query_codes = work.planes.codes(query_set)
+    return source._replace(codes=query_codes[..., None].expand(work.shape))
 
 
 def padded_by(work: Work) -> Result:
-    """Padding by constants: elements that lie nowhere."""
+    """Return the places behind padding by a constant: the padding lies nowhere in the image, so its code is negative."""
     widths, source = list(work.get("pad") or work.get("padding")), work.main()
-    changed = source._replace(copies=None).each(lambda codes: padded(codes, [widths], {}))
-    assert changed is not None  # noqa: S101 - padding always succeeds
-    return changed._replace(copies=None if source.copies is None else torch.zeros_like(changed.codes))
+    padded_places = source._replace(copies=None).each(lambda codes: padded(codes, [widths], {}))
+    assert padded_places is not None  # noqa: S101 - padding always succeeds
+    return padded_places._replace(copies=None if source.copies is None else torch.zeros_like(padded_places.codes))
 
 
 def mirrored(work: Work) -> Result:
-    """Padding by reflected or repeated elements."""
+    """Return the places behind reflection or replication padding: padding has the codes of the cells that it repeats."""
     mode = "reflect" if work.name.startswith("reflection") else "replicate"
     widths = list(work.get("padding"))
-    changed = work.main()._replace(copies=None).each(lambda codes: padded(codes, [widths], {"mode": mode}))
-    assert changed is not None  # noqa: S101 - padding always succeeds
-    return changed
+    padded_places = work.main()._replace(copies=None).each(lambda codes: padded(codes, [widths], {"mode": mode}))
+    assert padded_places is not None  # noqa: S101 - padding always succeeds
+    return padded_places
 
 
 def as_complex(work: Work) -> Result:
-    """Pairs of numbers become complex numbers."""
-    changed = work.main().each(lambda codes: codes[..., 0] if same_along(codes, -1) else None)
-    if changed is None:
+    """Return the places behind `view_as_complex`, if both numbers of each pair come from the same cell.
+
+    Raises:
+        Unproven: If they do not.
+    """
+    complex_places = work.main().each(lambda codes: codes[..., 0] if same_along(codes, -1) else None)
+    if complex_places is None:
         raise Unproven(work.name)
-    return changed
+    return complex_places
 
 
 def as_real(work: Work) -> Result:
-    """Complex numbers become pairs of numbers."""
-    changed = work.main().each(lambda codes: codes[..., None].expand(work.shape))
-    assert changed is not None  # noqa: S101 - expanding always succeeds
-    return changed
+    """Return the places behind `view_as_real`: both parts of a complex number have its position code."""
+    real_places = work.main().each(lambda codes: codes[..., None].expand(work.shape))
+    assert real_places is not None  # noqa: S101 - expanding always succeeds
+    return real_places
 
 
 # --- joining
 
 
 def joined_by(work: Work) -> Result:
-    """Tensors joined along an axis, which may be new."""
-    shape, nodes = work.shape, [node for node in work.get("tensors") if work.facts(node).shape.numel()]
-    dim = int(work.get("dim", 0)) % len(shape)
-    new = work.name == "stack"
-    parts = [_lifted(work.places(node), dim) if new else work.places(node) for node in nodes]
-    placed = [part for part in parts if work.counts(part)]
-    if not placed:
+    """Return the places behind `cat` or `stack`: the position codes of all inputs, joined.
+
+    Inputs that do not come from the image, such as a class token in front of the patches, become tokens that lie nowhere in it.
+
+    Raises:
+        Unproven: If no input has places, or if scores (with a row and a column for each element) are joined to other tensors.
+    """
+    dim = int(work.get("dim", 0)) % len(work.shape)
+    is_stack = work.name == "stack"
+    nodes = [node for node in work.get("tensors") if work.facts(node).shape.numel()]
+    inputs = [_with_new_axis(work.places(node), dim) if is_stack else work.places(node) for node in nodes]
+    placed_inputs = [places for places in inputs if work.counts(places)]
+    if not placed_inputs:
         raise Unproven(work.name)
-    there = placed[0]
-    if any((part.columns is None) != (there.columns is None) for part in placed):
+    first_placed = placed_inputs[0]
+    if any((places.columns is None) != (first_placed.columns is None) for places in placed_inputs):
         raise Unproven(work.name)
-    names = [part.name for part in parts if part.kind == "lost"]
-    parts = [part if work.counts(part) else _beside(work, part, there, dim) for part in parts]
-    codes = joined([part.codes for part in parts], dim)
-    columns = None if there.columns is None else joined([_columns(part) for part in parts], dim)
-    copies = _doubled(work, parts, placed, dim, new)
-    behind = later(*(part.behind for part in parts))
-    return there._replace(
-        codes=codes,
-        columns=columns,
-        copies=copies,
-        behind=behind,
+    lost_names = [places.name for places in inputs if places.kind == "lost"]
+    parts = [places if work.counts(places) else _beside(work, places, first_placed, dim) for places in inputs]
+    return first_placed._replace(
+        codes=joined([part.codes for part in parts], dim),
+        columns=None if first_placed.columns is None else joined([_column_codes(part) for part in parts], dim),
+        copies=_joined_copies(work, parts, placed_inputs, dim, is_stack=is_stack),
+        behind=later(*(part.behind for part in parts)),
         others=None,
-        name=names[0] if names else there.name,
+        name=lost_names[0] if lost_names else first_placed.name,
         mixture=any(part.mixture for part in parts),
         leaning=any(part.leaning for part in parts),
     )
 
 
-def _columns(part: Places) -> Tensor:
+def _column_codes(part: Places) -> Tensor:
+    """Return the codes of the columns (keys) of a score matrix; for any other tensor, its codes."""
     return part.codes if part.columns is None else part.columns
 
 
-def _lifted(places: Places, dim: int) -> Places:
-    lifted = places.each(lambda codes: codes.unsqueeze(dim))
-    assert lifted is not None  # noqa: S101 - a new axis always fits
-    return lifted
+def _with_new_axis(places: Places, dim: int) -> Places:
+    """Return places with a new axis of size 1, as `stack` adds it."""
+    unsqueezed = places.each(lambda codes: codes.unsqueeze(dim))
+    assert unsqueezed is not None  # noqa: S101 - a new axis always fits
+    return unsqueezed
 
 
-def _doubled(work: Work, parts: Sequence[Places], placed: Sequence[Places], dim: int, new: bool) -> Tensor | None:
-    """Number the copies of image tokens that several parts hold; None if there are none."""
-    shape = work.shape
-    parts_copies = [part.copies for part in parts]
-    twice = len(placed) > 1 and _overlap(work, placed) and (new or not _is_channels(placed, dim))
-    if not twice and all(one is None for one in parts_copies):
+def _joined_copies(
+    work: Work, parts: Sequence[Places], placed_parts: Sequence[Places], dim: int, *, is_stack: bool
+) -> Tensor | None:
+    """Return a number for each joined element that tells copies of one image token apart; None if there are no copies.
+
+    Joining makes copies if several parts hold the same image cells, as in `cat([tokens, tokens])`, unless it joins their channels.
+    """
+    is_repeated = len(placed_parts) > 1 and _overlap(work, placed_parts) and (is_stack or not _is_channels(placed_parts, dim))
+    if not is_repeated and all(part.copies is None for part in parts):
         return None
-    numbers = [
-        (torch.zeros((), dtype=torch.int32, device=work.device).expand(part.shape) if own is None else own)
-        * (len(parts) if twice else 1)
-        + (number if twice else 0)
-        for number, (part, own) in enumerate(zip(parts, parts_copies, strict=True))
-    ]
-    made = joined(numbers, dim)
-    return made.expand(shape)
+    factor = len(parts) if is_repeated else 1
+    no_copies = torch.zeros((), dtype=torch.int32, device=work.device)
+    numbers = []
+    for index, part in enumerate(parts):
+        earlier = no_copies.expand(part.shape) if part.copies is None else part.copies
+        numbers.append(earlier * factor + (index if is_repeated else 0))
+    return joined(numbers, dim).expand(work.shape)
 
 
-def _is_channels(placed: Sequence[Places], dim: int) -> bool:
-    """Check whether parts are joined along the channels of the same tokens."""
-    first = placed[0].codes
-    return all(same_along(part.codes, dim) for part in placed) and all(
-        part.codes.ndim == first.ndim and equal(part.codes.narrow(dim, 0, 1), first.narrow(dim, 0, 1)) for part in placed[1:]
+def _is_channels(placed_parts: Sequence[Places], dim: int) -> bool:
+    """Check whether `dim` holds the channels of tokens, and all parts hold channels of the same tokens."""
+    if not all(same_along(part.codes, dim) for part in placed_parts):
+        return False
+    first_codes = placed_parts[0].codes
+    return all(
+        part.codes.ndim == first_codes.ndim and equal(part.codes.narrow(dim, 0, 1), first_codes.narrow(dim, 0, 1))
+        for part in placed_parts[1:]
     )
 
 
 def _overlap(work: Work, parts: Sequence[Places]) -> bool:
-    """Check whether several parts have cells in common."""
-    held = [torch.unique(compact(part.codes)) for part in parts]
-    every = torch.cat([codes[codes >= 0] for codes in held])
-    for plane in work.planes.of(every):
-        if not plane.grid:
-            every = every[(every < plane.start) | (every >= plane.base + plane.cells * work.planes.images)]
-    return bool(len(torch.unique(every)) < len(every))
+    """Check whether several tensors have cells of the image in common. Class tokens and the like lie in no cell."""
+    distinct_codes = [torch.unique(compact(part.codes)) for part in parts]
+    all_codes = torch.cat([codes[codes >= 0] for codes in distinct_codes])
+    for plane in work.planes.of(all_codes):
+        is_set = not plane.grid  # tokens that lie nowhere in the image
+        if is_set:
+            set_end = plane.base + plane.cells * work.planes.images
+            all_codes = all_codes[(all_codes < plane.start) | (all_codes >= set_end)]
+    return bool(len(torch.unique(all_codes)) < len(all_codes))
 
 
-def _beside(work: Work, part: Places, there: Places, dim: int) -> Places:
-    """Return the places of elements from no pixel (a class token, registers) that are joined to image tokens.
+def _beside(work: Work, part: Places, image_tokens: Places, dim: int) -> Places:
+    """Return the places of elements from no pixel, such as a class token or registers, that `cat` joins to image tokens.
 
-    Channels that are joined to the channels of tokens get the places of these tokens if they come from parameters.
+    Joined as tokens, they become members of a set: tokens that lie nowhere in the image. Learned channels that are joined to the
+    channels of image tokens get the position codes of these tokens.
     """
-    shape, codes = part.shape, there.codes
-    if part.kind == "lost" or there.columns is not None:
+    shape, image_codes = part.shape, image_tokens.codes
+    is_scores = image_tokens.columns is not None
+    if part.kind == "lost" or is_scores:
         return part
-    along = codes.shape[dim] > 1 and same_along(codes, dim)
-    if along and part.kind == "learned":
-        return part._replace(codes=codes.narrow(dim, 0, 1).expand(shape))
-    if along:
+    joins_channels = image_codes.shape[dim] > 1 and same_along(image_codes, dim)
+    if joins_channels and part.kind == "learned":
+        return part._replace(codes=image_codes.narrow(dim, 0, 1).expand(shape))
+    if joins_channels:
         return part._replace(codes=torch.full((), LOST, dtype=torch.int32, device=work.device).expand(shape))
     if part.located:
         return part
-    name = f"foreign {part.name}" if part.kind == "foreign" else part.name or "token"
-    form = [1] * len(shape)
-    form[dim] = shape[dim]
-    return part._replace(codes=work.planes.members(work.planes.set_of(name, shape[dim])).view(form).expand(shape))
+    count = shape[dim]
+    set_name = f"foreign {part.name}" if part.kind == "foreign" else part.name or "token"
+    token_codes = work.planes.members(work.planes.set_of(set_name, count))
+    broadcastable = [1] * len(shape)
+    broadcastable[dim] = count
+    return part._replace(codes=token_codes.view(broadcastable).expand(shape))
 
 
 def settled(planes: Planes, codes: Tensor, name: str) -> Tensor:
-    """Return codes in which learned and foreign elements are members of sets, numbered along the token axis, the last."""
-    for code, stem in ((LEARNED, "token"), (FOREIGN, f"foreign {name}".strip())):
-        here = codes == code
-        if bool(here.any()):
-            members = planes.members(planes.set_of(stem, codes.shape[-1]))
-            codes = torch.where(here, members.expand(codes.shape), codes)
+    """Return position codes in which learned and foreign elements are tokens of a set, numbered along the last axis.
+
+    Such tokens lie nowhere in the image: learned ones descend from parameters, foreign ones from another input, such as words.
+    """
+    for unplaced_code, set_name in ((LEARNED, "token"), (FOREIGN, f"foreign {name}".strip())):
+        is_unplaced = codes == unplaced_code
+        if bool(is_unplaced.any()):
+            token_codes = planes.members(planes.set_of(set_name, codes.shape[-1]))
+            codes = torch.where(is_unplaced, token_codes.expand(codes.shape), codes)
     return codes

@@ -15,7 +15,7 @@ from visattn.capturing.placing.shadows import Shadows
 from visattn.capturing.placing.table import Row
 from visattn.capturing.placing.work import Work
 
-_FROM_NUMBERS = frozenset({"fill"})
+_FILLING = frozenset({"fill"})
 _SIZES = frozenset(
     {"dim", "size", "n", "m", "dtype", "layout", "memory_format", "steps", "correction"}
 )  # arguments that are no values; so is the end of a range
@@ -37,54 +37,60 @@ class Numbers:
         self._counted: set[int] = set()  # tensors whose length may come from the image
 
     def leave(self, node: int) -> None:
-        """Note that numbers were read from a tensor."""
-        self.read = self.read or not (self._is_apart(node) or self._is_flag(node))
+        """Note that Python read numbers from a tensor, as by `item()`. Flags, and numbers that no image changes, do not count."""
+        self.read = self.read or not (self._is_independent(node) or self._is_flag(node))
 
     def leave_length(self, node: int) -> None:
-        """Note that the shape of a tensor was read."""
+        """Note that Python read the shape of a tensor, which may depend on the image."""
         self.read = self.read or node in self._counted
 
     def note_sum(self, work: Work, node: Node) -> None:
-        """Note a sum over one flag for each element."""
+        """Note a result of `sum` in which each element is the sum of one flag alone, so is 0 or 1 and tells no more than it."""
         source = next(work.nodes())
         if self._is_flag(source) and work.shape.numel() == work.facts(source).shape.numel():
             self._flags.add(node)
 
     def note_lengths(self, work: Work, row: Row | None, made: Sequence[Node]) -> None:
-        """Note results whose length may come from the image."""
-        counted = [node for node in made if self._is_counted(work, row, node)]
+        """Note results whose length may depend on the image, as that of `tokens[mask]`."""
+        counted = [result for result in made if self._has_image_length(work, row, result)]
         self._counted.update(counted)
 
     def tells_length(self, work: Work, row: Row | None) -> bool:
-        """Check whether a result may have a value that is a length from the image, such as the sum of as many ones."""
+        """Check whether a result may have a value that is a length from the image.
+
+        The sum of as many ones as a mask picks is an example. Elementwise operations and moves tell no length.
+        """
         if not self._counted or row is None or row.makes or row.rule in _ELEMENTWISE:
             return False
         if row.rule is moves.moved and work.name in _KEEPING:
             return False
-        chosen = row.contents and row.rule in (moves.indexed, creation.embedded)
-        read = {name: value for name, value in work.step.given.items() if not chosen or name in _TABLES}
+        picks_elements = row.contents and row.rule in (moves.indexed, creation.embedded)
+        read = {name: value for name, value in work.step.given.items() if not picks_elements or name in _TABLES}
         return any(node in self._counted for value in read.values() for node in tensors_in_nodes(value))
 
-    def _is_counted(self, work: Work, row: Row | None, node: Node) -> bool:
+    def _has_image_length(self, work: Work, row: Row | None, result: Node) -> bool:
+        """Check whether the length of a result may depend on the image, as the number of tokens that a mask picks."""
         facts = self._shadows.facts
-        if row is not None and row.makes and not work.name.endswith("_like"):
-            return self.read and len(facts[node].shape) > 0
+        is_made_from_numbers = row is not None and row.makes and not work.name.endswith("_like")
+        if is_made_from_numbers:
+            return self.read and len(facts[result].shape) > 0
         given, op = work.step.given, work.step.op
-        nodes = [one for value in given.values() for one in tensors_in_nodes(value)]
-        if facts[node].dynamic and op is not None and torch.Tag.dynamic_output_shape in op.tags:  # elements are counted here
-            counting = [one for name in row.contents for one in tensors_in_nodes(given.get(name))] if row is not None else nodes
-            return not all(map(self._is_apart, counting)) or any(one in self._counted for one in counting)
-        fixed = row is not None and (row.rule.__module__ == writes.__name__ or row.rule is pointwise.combined)
-        alike = [one for one in nodes if facts[one].shape == facts[node].shape] if fixed else []
-        return any(one in self._counted for one in nodes) and all(one in self._counted for one in alike)
+        arguments = [node for value in given.values() for node in tensors_in_nodes(value)]
+        counts_elements = facts[result].dynamic and op is not None and torch.Tag.dynamic_output_shape in op.tags
+        if counts_elements:  # as `nonzero` does, and an index that is a mask
+            masks = arguments if row is None else [node for name in row.contents for node in tensors_in_nodes(given.get(name))]
+            return not all(map(self._is_independent, masks)) or any(node in self._counted for node in masks)
+        keeps_shape = row is not None and (row.rule.__module__ == writes.__name__ or row.rule is pointwise.combined)
+        same_shape = [node for node in arguments if facts[node].shape == facts[result].shape] if keeps_shape else []
+        return any(node in self._counted for node in arguments) and all(node in self._counted for node in same_shape)
 
-    def _is_apart(self, node: int) -> bool:
+    def _is_independent(self, node: int) -> bool:
         """Check whether a tensor holds nothing that depends on the image."""
         places = self._shadows.of(node)
         return places.kind == "learned" or bool(places.positions)
 
     def _is_flag(self, node: int) -> bool:
-        """Check whether a tensor holds flags, or numbers that are 0 or 1 and each tell no more than one flag."""
+        """Check whether a tensor holds flags (booleans), or numbers that are 0 or 1 and each tell no more than one flag."""
         facts = self._shadows.facts[node]
         return not facts.number or (node in self._flags and facts.memory not in self._shadows.overwritten)
 
@@ -93,11 +99,18 @@ _ELEMENTWISE = (pointwise.combined, moves.same, moves.shaped, moves.expanded, mo
 
 
 def holds_number(work: Work, row: Row | None) -> bool:
-    """Check whether a result has the value of a number that the model passes, other than zero."""
+    """Check whether elements of a result may have the value of a number that the model passes, as in `full(shape, 3)`.
+
+    Zero does not count, nor do sizes and axes.
+    """
     name = work.name
-    if name not in _FROM_NUMBERS and row is not None and not row.makes and row.rule is not pointwise.combined:
+    if name not in _FILLING and row is not None and not row.makes and row.rule is not pointwise.combined:
         return False
     if name in ("lift_fresh", "lift"):
         return True
-    given = (value for key, value in work.step.given.items() if key not in _SIZES and (name, key) != ("arange", "end"))
-    return any(isinstance(value, (int, float, complex)) and not isinstance(value, (bool, Node)) and value != 0 for value in given)
+    for argument, value in work.step.given.items():
+        is_size = argument in _SIZES or (name, argument) == ("arange", "end")
+        is_number = isinstance(value, (int, float, complex)) and not isinstance(value, (bool, Node))
+        if is_number and not is_size and value != 0:
+            return True
+    return False

@@ -1,4 +1,7 @@
-"""Origin of the elements of a tensor: a cell of the image, a member of a set, or one of four answers that name no place."""
+"""Origin of the elements of a tensor: a cell of the image, a member of a set, or one of four answers that name no place.
+
+A set holds tokens that lie nowhere in the image, such as words, object queries or a class token.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ _CODE = {"learned": LEARNED, "foreign": FOREIGN, "lost": LOST}
 
 
 class Places(NamedTuple):
-    """Origin of each element of a tensor. An element of a score matrix has two: that of its row and that of its column.
+    """Origin of each element of a tensor. An element of a score matrix has two: that of its row (query) and of its column (key).
 
     Attributes:
-        kind: `placed`: some elements come from the image, and `codes` says where from; `learned`: all come from parameters, buffers and
-            constants; `foreign`: all come from these and from other inputs; `lost`: it is not proven where they come from.
-        codes: Position codes in the shape of the tensor; for scores and weights, those of the rows. Members of sets have codes, too.
+        kind: `placed`: some elements come from the image, and `codes` says where from; `learned`: all come from parameters, buffers
+            and constants; `foreign`: all come from these and from other inputs; `lost`: it is not proven where they come from.
+        codes: Position codes in the shape of the tensor: an integer for each element that says which cell of the image it comes
+            from; for scores and weights, those of the rows. Members of sets have codes, too.
         columns: Position codes of the columns of scores and weights; None for other tensors.
         copies: Number of the copy that an element belongs to, where one image was copied; None for no copies.
-        name: Parameter or input, for `learned` and `foreign`; the operation behind which places are unknown, for elements that are lost.
+        name: Parameter or input, for `learned` and `foreign`; the operation behind which places are unknown, for `lost` elements.
         behind: Last attention call that flowed into the tensor.
         embedding: Node in which pixels became tokens.
         one_stream: Whether rows and columns come from the same tokens, behind the same attention call.
@@ -40,8 +44,8 @@ class Places(NamedTuple):
         asked: Whether the tensor was multiplied by learned queries.
         weighted: Whether cells were multiplied one by one by numbers that do not come from the image, such as a mask.
         leaning: Whether cells were merged with such weights, so that the merged cell may hold one of them alone.
-        positions: For a foreign tensor that comes from whole numbers and booleans only, such as masks and sizes: `given`, or `computed`
-            from them. A table that is read with given numbers, such as words, is foreign.
+        positions: For a foreign tensor that comes from whole numbers and booleans only, such as masks and sizes: `given`, or
+            `computed` from them. A table that is read with given numbers, such as words, is foreign.
         parts: Position codes before cells were merged, with the merged axis; for a gate that returns to its cells.
         summed: Whether a product of tokens was summed over tokens, without a softmax (linear attention), so that places are lost.
     """
@@ -86,27 +90,31 @@ class Places(NamedTuple):
         return self.behind, self.embedding
 
     def each(self, change: Callable[[Tensor], Tensor | None]) -> Places | None:
-        """Apply a change to all codes; return None if it gives None for one of them."""
-        parts = [None if part is None else change(part) for part in (self.codes, self.columns, self.copies)]
-        if parts[0] is self.codes and parts[1] is self.columns and parts[2] is self.copies:
+        """Apply a change, such as a reshape, to the position codes of rows and columns and to the numbers of copies.
+
+        Return None if it gives None for one of them.
+        """
+        old_tensors = (self.codes, self.columns, self.copies)
+        codes, columns, copies = new_tensors = [None if tensor is None else change(tensor) for tensor in old_tensors]
+        if codes is self.codes and columns is self.columns and copies is self.copies:
             return self
-        if any((part is None) != (was is None) for part, was in zip(parts, (self.codes, self.columns, self.copies), strict=True)):
+        if any((new is None) != (old is None) for new, old in zip(new_tensors, old_tensors, strict=True)):
             return None
-        assert parts[0] is not None  # noqa: S101 - there always are codes
+        assert codes is not None  # noqa: S101 - there always are codes
         others = change(self.others) if self.others is not None and self.others.shape == self.codes.shape else None
-        return self._replace(codes=parts[0], columns=parts[1], copies=parts[2], others=others, parts=None)
+        return self._replace(codes=codes, columns=columns, copies=copies, others=others, parts=None)
 
     def after(self, behind: Behind) -> Places:
         """Return a copy that lies behind an attention call."""
         return self._replace(behind=behind)
 
     def same(self, other: Places) -> bool:
-        """Check whether all elements have the same locations as those of `other`."""
+        """Check whether all elements come from the same cells of the image as those of `other`; of scores, in rows and columns."""
         if self.codes.shape != other.codes.shape or (self.columns is None) != (other.columns is None):
             return False
-        return equal(self.codes, other.codes) and (
-            self.columns is None or other.columns is None or equal(self.columns, other.columns)
-        )
+        if not equal(self.codes, other.codes):
+            return False
+        return self.columns is None or other.columns is None or equal(self.columns, other.columns)
 
 
 def whole(kind: Kind, shape: Iterable[int], device: torch.device, name: str = "") -> Places:
@@ -121,7 +129,7 @@ def zeros(shape: Iterable[int], device: torch.device) -> Places:
 
 def later(*behind: Behind) -> Behind:
     """Return the last of several attention calls; None if there is none."""
-    return max((one for one in behind if one is not None), default=None)
+    return max((call for call in behind if call is not None), default=None)
 
 
 def content(codes: Tensor) -> tuple[object, ...]:

@@ -12,76 +12,113 @@ from visattn.capturing.tokens.codes import same_along
 
 
 def reduced(work: Work) -> Result:
-    """Merge axes: their elements count as one cell, if they are one."""
+    """Return the places behind a reduction, such as `mean` over `dim`: merged cells of the image count as one larger cell.
+
+    Raises:
+        Unproven: If the axes are unknown, or the merged cells form no grid.
+    """
     source, dims = work.main(), work.get("dim")
     ndim = source.codes.ndim
-    if dims is None and work.shape.numel() > 1 and ndim:
+    are_dims_unknown = dims is None and work.shape.numel() > 1 and ndim
+    if are_dims_unknown:
         raise Unproven(work.name)
-    given = range(ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    chosen = sorted({dim % ndim for dim in given}, reverse=True) if ndim else []
-    made = _of_scores(work, source, chosen) if source.columns is not None else _merged(work, source, chosen)
-    return [made if out.shape == made.shape else work.unknown(out.shape) for out in work.outs]
+    if dims is None or dims == []:
+        dims = range(ndim)
+    elif isinstance(dims, int):
+        dims = [dims]
+    reduced_dims = sorted({dim % ndim for dim in dims}, reverse=True) if ndim else []
+    is_scores = source.columns is not None
+    reduced_places = _reduced_scores(work, source, reduced_dims) if is_scores else _reduced_tokens(work, source, reduced_dims)
+    return [reduced_places if result.shape == reduced_places.shape else work.unknown(result.shape) for result in work.outs]
 
 
-def _merged(work: Work, source: Places, dims: Sequence[int]) -> Places:
+def _reduced_tokens(work: Work, source: Places, dims: Sequence[int]) -> Places:
+    """Return the places of tokens behind a reduction over `dims`, which are in descending order.
+
+    An axis along which all position codes (cells of the image) are equal, such as channels, merges no cells.
+    """
     codes, copies = source.codes, source.copies
-    mixed = any(not same_along(codes, dim) for dim in dims)
+    merges_cells = any(not same_along(codes, dim) for dim in dims)
     for dim in dims:
         codes = through(work.planes, codes, dim, 1)
         if copies is not None:
             copies = copies.narrow(dim, 0, 1) if same_along(copies, dim) else None
-    kept = source.codes if mixed and codes.ndim == len(work.shape) else None
-    mixture = source.mixture or (mixed and copies is not None and any(not same_along(copies, dim) for dim in range(copies.ndim)))
-    if codes.ndim != len(work.shape):
+    keeps_dims = codes.ndim == len(work.shape)
+    parts = source.codes if merges_cells and keeps_dims else None
+    merges_copies = merges_cells and copies is not None and any(not same_along(copies, dim) for dim in range(copies.ndim))
+    if not keeps_dims:
         for dim in dims:
             codes = codes.squeeze(dim)
             copies = None if copies is None else copies.squeeze(dim)
-    leaning = source.weighted if mixed else source.leaning
-    return source._replace(codes=codes, copies=copies, others=None, parts=kept, mixture=mixture, leaning=leaning)
+    return source._replace(
+        codes=codes,
+        copies=copies,
+        others=None,
+        parts=parts,
+        mixture=source.mixture or merges_copies,
+        leaning=source.weighted if merges_cells else source.leaning,
+    )
 
 
-def _of_scores(work: Work, source: Places, dims: Sequence[int]) -> Places:
-    """Return the places of summed scores: sums over keys lie at the query, sums over queries at the key."""
-    assert source.columns is not None  # noqa: S101 - the caller has checked it
-    for codes, others in ((source.codes, source.columns), (source.columns, source.codes)):
-        if all(same_along(codes, dim) for dim in dims):
-            alone = not all(same_along(part, dim) for part in (source.codes, source.columns) for dim in dims)
-            if not alone:
-                kept = source.each(lambda part: _narrowed(part, dims).reshape(work.shape))
-                assert kept is not None  # noqa: S101 - it always fits
-                return kept
-            if over_members(work, codes, others):
-                raise Unproven(work.name)
-            return source._replace(codes=_narrowed(codes, dims).reshape(work.shape), columns=None, copies=None, others=None)
+def _reduced_scores(work: Work, source: Places, dims: Sequence[int]) -> Places:
+    """Return the places of a score matrix (query, key) behind a reduction: over the keys, it has those of the queries.
+
+    Over the queries, it has those of the keys. Over axes along which neither changes, such as heads, it is still a score matrix.
+
+    Raises:
+        Unproven: If both change, or scores are summed over channels (see `over_members`).
+    """
+    query_codes, key_codes = source.codes, source.columns
+    assert key_codes is not None  # noqa: S101 - the caller has checked it
+    for kept_codes, summed_codes in ((query_codes, key_codes), (key_codes, query_codes)):
+        if not all(same_along(kept_codes, dim) for dim in dims):
+            continue
+        if all(same_along(summed_codes, dim) for dim in dims):
+            scores = source.each(lambda codes: _first_along(codes, dims).reshape(work.shape))
+            assert scores is not None  # noqa: S101 - it always fits
+            return scores
+        if over_members(work, kept_codes, summed_codes):
+            raise Unproven(work.name)
+        return source._replace(codes=_first_along(kept_codes, dims).reshape(work.shape), columns=None, copies=None, others=None)
     raise Unproven(work.name)
 
 
-def _narrowed(codes: Tensor, dims: Sequence[int]) -> Tensor:
+def _first_along(codes: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return the first element along some axes, which keep size 1."""
     for dim in dims:
         codes = codes.narrow(dim, 0, 1)
     return codes
 
 
 def reordered(work: Work) -> Result:
-    """Sort, choose or accumulate along an axis of elements of one token."""
+    """Return the places behind `sort`, `topk`, `argmax` or `cumsum` along an axis of one token, such as its channels.
+
+    Raises:
+        Unproven: If elements of several tokens change their order.
+    """
     source = work.main()
-    default = 0 if work.name == "msort" else None if work.name.startswith("arg") and work.name != "argsort" else -1
-    dim = work.get("dim", default)
-    if source.columns is not None or not isinstance(dim, int) or not same_along(source.codes, dim):
+    is_flattened = work.name.startswith("arg") and work.name != "argsort"
+    default_dim = 0 if work.name == "msort" else None if is_flattened else -1
+    dim = work.get("dim", default_dim)
+    is_scores = source.columns is not None
+    if is_scores or not isinstance(dim, int) or not same_along(source.codes, dim):
         raise Unproven(work.name)
-    alike = source.codes.narrow(dim, 0, 1)
-    return [
-        source._replace(
-            codes=(alike if len(out.shape) == alike.ndim else alike.squeeze(dim)).expand(out.shape), copies=None, others=None
-        )
-        for out in work.outs
-    ]
+    token_codes = source.codes.narrow(dim, 0, 1)
+    results = []
+    for result in work.outs:
+        keeps_dim = len(result.shape) == token_codes.ndim
+        codes = token_codes if keeps_dim else token_codes.squeeze(dim)
+        results.append(source._replace(codes=codes.expand(result.shape), copies=None, others=None))
+    return results
 
 
 def normalized(work: Work) -> Result:
-    """Normalize, with or without a softmax: each element stays where it is."""
-    first = work.main()
+    """Return the places behind a softmax, layer norm or batch norm: each element stays where it is.
+
+    Further results, such as the means, are lost.
+    """
+    source = work.main()
     return [
-        first._replace(summed=False) if number == 0 and out.shape == first.shape else work.unknown(out.shape)
-        for number, out in enumerate(work.outs)
+        source._replace(summed=False) if number == 0 and result.shape == source.shape else work.unknown(result.shape)
+        for number, result in enumerate(work.outs)
     ]

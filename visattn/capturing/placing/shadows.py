@@ -1,4 +1,4 @@
-"""Shadow of each tensor of a forward pass: the places of its elements, also where tensors share memory and parts of it are overwritten."""
+"""Shadow of each tensor of a forward pass: the places of its elements, also if tensors share memory and parts are overwritten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from visattn.capturing.tokens.points import widest
 
 @dataclass(eq=False)
 class _Memory:
-    """Codes of all elements of a memory that several tensors share and that was written to; one status for each element."""
+    """Position codes of all elements of a memory that several tensors share and that was written to.
+
+    Attributes:
+        template: Places whose other fields hold for every tensor in this memory.
+        codes: For each element, the cell of the image that it comes from.
+        columns: For scores, likewise for the columns (keys); None for other tensors.
+        copies: Number of the copy that each element belongs to; None for no copies.
+    """
 
     template: Places
     codes: Tensor
@@ -27,32 +34,36 @@ class _Memory:
     def reach(self, end: int) -> None:
         """Make room for elements up to `end`, if the memory has grown; what they hold is unknown."""
         if end > len(self.codes):
-            grown = self.codes.new_full((end,), LOST)
-            grown[: len(self.codes)] = self.codes
-            pad = end - len(self.codes)
-            self.codes = grown
-            self.columns = None if self.columns is None else torch.nn.functional.pad(self.columns, (0, pad), value=LOST)
-            self.copies = None if self.copies is None else torch.nn.functional.pad(self.copies, (0, pad))
+            grown_codes = self.codes.new_full((end,), LOST)
+            grown_codes[: len(self.codes)] = self.codes
+            missing = end - len(self.codes)
+            self.codes = grown_codes
+            self.columns = None if self.columns is None else torch.nn.functional.pad(self.columns, (0, missing), value=LOST)
+            self.copies = None if self.copies is None else torch.nn.functional.pad(self.copies, (0, missing))
 
     def of(self, facts: Facts) -> Places:
-        """Return the places of a tensor in this memory."""
+        """Return the places of a tensor in this memory, which its strides pick from it."""
         self.reach(_end(facts))
 
-        def seen(flat: Tensor | None) -> Tensor | None:
-            return None if flat is None else flat.as_strided(facts.shape, facts.stride, facts.offset).clone()
+        def view(memory: Tensor | None) -> Tensor | None:
+            return None if memory is None else memory.as_strided(facts.shape, facts.stride, facts.offset).clone()
 
-        codes = seen(self.codes)
+        codes = view(self.codes)
         assert codes is not None  # noqa: S101 - there always are codes
         kind = self.template.kind
         if codes.numel():
             low, high = (int(end) for end in torch.aminmax(codes))
-            if high < 0:
-                kind = "learned" if low >= LEARNED else "lost" if high == LOST else "foreign" if low == high else kind
-        return self.template._replace(kind=kind, codes=codes, columns=seen(self.columns), copies=seen(self.copies))
+            if low >= LEARNED and high < 0:
+                kind = "learned"
+            elif high == LOST:
+                kind = "lost"
+            elif low == high < 0:
+                kind = "foreign"
+        return self.template._replace(kind=kind, codes=codes, columns=view(self.columns), copies=view(self.copies))
 
     def store(self, facts: Facts, places: Places) -> None:
-        """Write the codes of a tensor."""
-        was = self.template
+        """Write the position codes of a tensor into those of its memory; `facts` has its strides."""
+        earlier = self.template
         self.reach(_end(facts))
         _write(self.codes, facts, places.codes)
         if places.columns is not None and self.columns is None:
@@ -63,23 +74,23 @@ class _Memory:
             self.copies = torch.zeros_like(self.codes)
         if self.copies is not None:
             _write(self.copies, facts, torch.zeros_like(places.codes) if places.copies is None else places.copies)
-        base = places if places.placed or not was.placed else was
+        base = places if places.placed or not earlier.placed else earlier
         self.template = base._replace(
-            behind=later(was.behind, places.behind),
-            mixture=was.mixture or places.mixture,
-            drift=widest(was.drift, places.drift),
-            summed=was.summed or places.summed,
-            weighted=was.weighted or places.weighted,
-            leaning=was.leaning or places.leaning,
+            behind=later(earlier.behind, places.behind),
+            mixture=earlier.mixture or places.mixture,
+            drift=widest(earlier.drift, places.drift),
+            summed=earlier.summed or places.summed,
+            weighted=earlier.weighted or places.weighted,
+            leaning=earlier.leaning or places.leaning,
             others=None,
         )
 
 
 class Shadows:
-    """Places of tensors, by node.
+    """Places of tensors, by node (number of a tensor).
 
     Attributes:
-        planes: Planes of the forward pass.
+        planes: Planes of the forward pass, that is grids of image cells and sets of other tokens.
         facts: Form of each tensor.
         overwritten: Memories that were written to.
     """
@@ -89,22 +100,25 @@ class Shadows:
         self.planes, self.facts, self.overwritten = planes, facts, set[int]()
         self._first = first
         self._places: dict[int, Places] = {}
-        self._memories: dict[int, _Memory] = {}
-        self._of_memory: dict[int, list[int]] = {}
+        self._memories: dict[int, _Memory] = {}  # those with codes for each element, because a part was overwritten
+        self._of_memory: dict[int, list[int]] = {}  # tensors in each memory
         self._even: dict[int, frozenset[int]] = {}
 
     def of(self, node: int) -> Places:
-        """Return the places of a tensor."""
+        """Return the places of a tensor: the cell of the image that each of its elements comes from.
+
+        If a part of its memory was overwritten, they are read there. Otherwise the step that made the tensor has set them.
+        """
         facts = self.facts[node]
         memory = self._memories.get(facts.memory)
         if memory is not None and node in self._places:
             return memory.of(facts)
-        found = self._places.get(node)
-        if found is None:
+        places = self._places.get(node)
+        if places is None:
             sharing = [other for other in self._of_memory.get(facts.memory, []) if facts.stride]
-            found = self._flat(sharing).of(facts) if sharing else self._first(node)
-            self.put(node, found)
-        return found
+            places = self._memory_of(sharing).of(facts) if sharing else self._first(node)
+            self.put(node, places)
+        return places
 
     def put(self, node: int, places: Places) -> None:
         """Set the places of a tensor."""
@@ -116,28 +130,33 @@ class Shadows:
         self.put(node, whole("lost", self.facts[node].shape, self.planes.device, why))
 
     def lose_memory(self, memory: int, why: str) -> None:
-        """Note that it is unknown where the elements of a memory come from."""
+        """Note that it is unknown where the elements of a memory, and so of all tensors in it, come from."""
         self._memories.pop(memory, None)
         self.overwritten.add(memory)
         for node in self._of_memory.get(memory, []):
             self._places[node] = whole("lost", self.facts[node].shape, self.planes.device, why)
 
     def write(self, before: int, node: int, places: Places, sharing: Sequence[int]) -> None:
-        """Overwrite a tensor, `node` from then on, and the elements that others share with it."""
+        """Note that a tensor was overwritten, and with it the elements that other tensors share with it, as in `x[:, 0] = 1`.
+
+        The tensor has the number `before` until the write and `node` from then on; `sharing` are the other tensors in its memory.
+        """
         facts = self.facts[node]
         self.overwritten.add(facts.memory)
         memory = self._memories.get(facts.memory)
-        others = [other for other in sharing if self.facts[other][:3] != facts[:3]]
-        same = [other for other in sharing if self.facts[other][:3] == facts[:3]]
+        form = facts[:3]  # shape, stride, offset
+        other_views = [other for other in sharing if self.facts[other][:3] != form]
+        same_views = [other for other in sharing if self.facts[other][:3] == form]
         self.of(before)
-        if memory is None and (not others or not facts.stride):
-            for one in (node, *same):
-                self.put(one, places)
-            for other in others:
-                self.lose(other, "a write to its memory")
+        is_simple = not other_views or not facts.stride
+        if memory is None and is_simple:
+            for view in (node, *same_views):
+                self.put(view, places)
+            for view in other_views:
+                self.lose(view, "a write to its memory")
             return
         if memory is None:
-            memory = self._memories[facts.memory] = self._flat([before, *sharing])
+            memory = self._memories[facts.memory] = self._memory_of([before, *sharing])
         memory.store(facts, places)
         self.put(node, places)
 
@@ -149,15 +168,23 @@ class Shadows:
         """Note axes along which all elements are equal."""
         self._even[node] = axes
 
-    def _flat(self, nodes: Sequence[int]) -> _Memory:
-        """Return the codes of all elements of a memory, as the tensors in it have them."""
-        found = [(self.facts[node], self.of(node)) for node in nodes]
-        found = [one for one in found if _is_whole(*one)] or found
-        size = max(_end(facts) for facts, _ in found)
-        memory = _Memory(found[0][1], torch.full((size,), LOST, dtype=torch.int32, device=self.planes.device))
-        for facts, places in sorted(found, key=lambda one: one[0].shape.numel()):
+    def _memory_of(self, nodes: Sequence[int]) -> _Memory:
+        """Return the position codes of all elements of a memory, put together from those of the tensors `nodes` in it."""
+        tensors = [(self.facts[node], self.of(node)) for node in nodes]
+        consistent = [(facts, places) for facts, places in tensors if _has_one_place_each(facts, places)]
+        tensors = consistent or tensors
+        size = max(_end(facts) for facts, _ in tensors)
+        _, first_places = tensors[0]
+        memory = _Memory(first_places, torch.full((size,), LOST, dtype=torch.int32, device=self.planes.device))
+        for facts, places in sorted(tensors, key=_count_of_elements):
             memory.store(facts, places)
         return memory
+
+
+def _count_of_elements(tensor: tuple[Facts, Places]) -> int:
+    """Return the number of elements of a tensor, given with its places."""
+    facts, _ = tensor
+    return facts.shape.numel()
 
 
 def _repeated(facts: Facts) -> list[int]:
@@ -165,17 +192,19 @@ def _repeated(facts: Facts) -> list[int]:
     return [dim for dim, (size, step) in enumerate(zip(facts.shape, facts.stride, strict=True)) if step == 0 and size > 1]
 
 
-def _is_whole(facts: Facts, places: Places) -> bool:
+def _has_one_place_each(facts: Facts, places: Places) -> bool:
     """Check whether each element of the memory has one place, unlike a gate that was expanded to the cells it comes from."""
     return all(same_along(places.codes, dim) for dim in _repeated(facts))
 
 
-def _write(flat: Tensor, facts: Facts, codes: Tensor) -> None:
-    """Write the codes of a tensor into those of its memory."""
+def _write(memory_codes: Tensor, facts: Facts, codes: Tensor) -> None:
+    """Write the position codes of a tensor into those of its memory; where repeated elements have several, they are lost."""
     for dim in _repeated(facts):
-        codes = codes.narrow(dim, 0, 1) if same_along(codes, dim) else torch.full_like(codes.narrow(dim, 0, 1), LOST)
-    flat.as_strided(codes.shape, facts.stride, facts.offset).copy_(codes)
+        first_codes = codes.narrow(dim, 0, 1)
+        codes = first_codes if same_along(codes, dim) else torch.full_like(first_codes, LOST)
+    memory_codes.as_strided(codes.shape, facts.stride, facts.offset).copy_(codes)
 
 
 def _end(facts: Facts) -> int:
+    """Return the index behind the last element of a tensor in its memory."""
     return facts.offset + sum((size - 1) * step for size, step in zip(facts.shape, facts.stride, strict=True)) + 1

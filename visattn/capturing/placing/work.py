@@ -31,7 +31,8 @@ class Work:
         name: Name of its operation.
         shadows: Places of all tensors.
         outs: Form of each result that is a tensor.
-        sets: Whether members of sets are followed, because no argument comes from the image.
+        sets: Whether members of sets (tokens that lie nowhere in the image, such as words) are followed, because no argument comes
+            from the image.
     """
 
     def __init__(self, step: Step, name: str, shadows: Shadows, outs: list[Facts]) -> None:
@@ -54,7 +55,7 @@ class Work:
         return self.planes.device
 
     def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
-        """Return an argument; None counts as missing."""
+        """Return an argument of the operation by name; None counts as missing."""
         value = self.step.given.get(name)
         return default if value is None else value
 
@@ -81,7 +82,7 @@ class Work:
                 yield from tensors_in_nodes(value)
 
     def counts(self, places: Places) -> bool:
-        """Check whether a tensor has places to follow: of the image, or of a set where no argument comes from the image."""
+        """Check whether a tensor has places to follow: cells of the image, or tokens such as words if no argument has any."""
         return places.placed or (self.sets and places.located)
 
     def unknown(self, shape: Any) -> Places:  # noqa: ANN401
@@ -89,25 +90,30 @@ class Work:
         return whole("lost", shape, self.device, self.name)
 
     def varies(self, node: Node, dim: int, ndim: int) -> bool:
-        """Check whether a tensor may differ along an axis of a result with `ndim` axes, to which it broadcasts."""
+        """Check whether a tensor may have several values along axis `dim` of a result with `ndim` axes, to which it broadcasts."""
         facts = self.facts(node)
-        own = dim - (ndim - len(facts.shape))
-        if own < 0 or facts.shape[own] == 1 or (facts.stride and facts.stride[own] == 0):
+        own_dim = dim - (ndim - len(facts.shape))
+        is_broadcast = own_dim < 0 or facts.shape[own_dim] == 1
+        if is_broadcast or (facts.stride and facts.stride[own_dim] == 0):
             return False
-        return own not in self.shadows.even(node)
+        return own_dim not in self.shadows.even(node)
 
 
 def through(planes: Planes, codes: Tensor, dim: int, size: int) -> Tensor:
-    """Return codes behind an operation that mixes all of `dim`, with that axis of another size.
+    """Return position codes behind an operation that mixes all elements along `dim`, as a matrix product or a mean does.
+
+    Position codes say which cell of the image each element comes from. The axis gets `size` elements, which all come from the
+    merged cell. An axis along which the codes are equal, such as channels, merges none.
 
     Raises:
-        Unproven: If the merged cells form no grid.
+        Unproven: If the merged cells form no grid, or elements from elsewhere are mixed with them.
     """
     shape = list(codes.shape)
     shape[dim] = size
     if same_along(codes, dim):
         return codes if tuple(codes.shape) == tuple(shape) else codes.narrow(dim, 0, 1).expand(shape)
-    if bool((codes < -1).any()):
+    has_unplaced = bool((codes < -1).any())
+    if has_unplaced:
         raise Unproven("a mixture of tokens with others")
     merged = planes.merge(codes, dim)
     if merged is None:
@@ -116,5 +122,8 @@ def through(planes: Planes, codes: Tensor, dim: int, size: int) -> Tensor:
 
 
 def over_members(work: Work, kept: Tensor, summed: Tensor) -> bool:
-    """Check whether scores of tokens are summed over members of another set, which may be channels of these tokens behind a layer."""
+    """Check whether scores of image tokens (codes `kept`) are summed over tokens without a place in it (`summed`), such as words.
+
+    Such scores may be no scores: the summed axis may hold the channels of the image tokens behind a linear layer.
+    """
     return not (work.sets or work.planes.on_grid(summed) or work.planes.of(kept) == work.planes.of(summed))

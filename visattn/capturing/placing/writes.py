@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.placing.nodes import Node
-from visattn.capturing.placing.places import LEARNED, LOST, Places, later
+from visattn.capturing.placing.places import LEARNED, LOST, Kind, Places, later
 from visattn.capturing.placing.work import Result, Unproven, Work
 from visattn.capturing.tokens.planes import PADDING
 
-_VALUE = {
+_VALUE_ARGUMENT = {  # name of the argument that is written, by operation
     "index_put": "values",
     "_index_put_impl": "values",
     "_unsafe_index_put": "values",
@@ -27,160 +27,186 @@ _VALUE = {
     "as_strided_scatter": "src",
     "select_backward": "grad_output",
 }
+_ACCUMULATING = {  # likewise, for operations that can add: those with the argument `accumulate`
+    "index_put": "values",
+    "_index_put_impl": "values",
+    "_unsafe_index_put": "values",
+    "put": "source",
+}
+_OVERWRITING = {  # operation that puts values where another adds them
+    "scatter_add": "scatter",
+    "scatter_reduce": "scatter",
+    "index_add": "index_copy",
+    "index_reduce": "index_copy",
+    "_index_put_impl": "index_put",
+    "_unsafe_index_put": "index_put",
+}
+_ONLY_FOR_VALUES = frozenset({"self", "value", "out", "accumulate", "reduce", "include_self", "alpha", "unsafe"})
 _PUTTING = frozenset({"index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "scatter"})
 _ADDING = frozenset({"index_add", "scatter_add", "scatter_reduce", "index_reduce"})
 
 
 def written(work: Work) -> Result:
-    """Put codes where the operation puts values."""
+    """Return the places of a tensor behind `index_put`, `scatter` and the like: position codes are put where these put values.
+
+    Position codes say which cell of the image each element comes from.
+    """
     target = work.places(work.get("self"))
-    name = _VALUE[work.name]
-    value = work.get(name, work.get("value"))
-    new = _of(work, value)
-    if work.get("accumulate", False) or work.get("reduce") is not None:
-        return _added(work, target, new)
-    return _together(work, target, new, lambda into, part: _put(work, into, part, name))
+    value_name = _VALUE_ARGUMENT[work.name]
+    value = _value_places(work, work.get(value_name, work.get("value")))
+    accumulates = work.get("accumulate", False) or work.get("reduce") is not None
+    if accumulates:
+        return _added(work, target, value)
+    return _merged(work, target, value, lambda target_codes, codes: _put(work, target_codes, codes, value_name))
 
 
 def replaces_unknown(work: Work) -> bool:
-    """Check whether values are put into a tensor of unknown content, such as memory that was never written, and leave none of it."""
-    if work.name not in _PUTTING or work.get("accumulate", False) or work.get("reduce") is not None:
+    """Check whether values overwrite all of a tensor of unknown content, such as memory that was never written."""
+    accumulates = work.get("accumulate", False) or work.get("reduce") is not None
+    if work.name not in _PUTTING or accumulates:
         return False
-    return work.places(work.get("self")).kind == "lost" and bool((_times(work, _VALUE[work.name]) > 0).all())
+    if work.places(work.get("self")).kind != "lost":
+        return False
+    return bool((_write_counts(work, _VALUE_ARGUMENT[work.name]) > 0).all())
 
 
 def copied(work: Work) -> Result:
-    """Overwrite all of a tensor by another, broadcast."""
+    """Return the places of a tensor that `copy_` overwrites: those of the source, broadcast."""
     source = work.places(work.get("src"))
-    made = source._replace(others=None).each(lambda codes: codes.expand(work.shape))
-    assert made is not None  # noqa: S101 - it broadcasts
-    return made
+    broadcast = source._replace(others=None).each(lambda codes: codes.expand(work.shape))
+    assert broadcast is not None  # noqa: S101 - it broadcasts
+    return broadcast
 
 
 def filled(work: Work) -> Result:
-    """Overwrite all of a tensor by one value."""
-    return _of(work, work.get("value", 0)).each(lambda codes: codes.reshape(()).expand(work.shape)) or work.unknown(work.shape)
+    """Return the places of a tensor that `fill_` overwrites by one value: all elements have the place of this value."""
+    value = _value_places(work, work.get("value", 0))
+    return value.each(lambda codes: codes.reshape(()).expand(work.shape)) or work.unknown(work.shape)
 
 
 def added(work: Work) -> Result:
-    """Add values at chosen places: into zeros they are written, into other constants they are added."""
-    target, new = work.places(work.get("self")), _of(work, work.get("src", work.get("source")))
-    return _added(work, target, new)
+    """Return the places of a tensor behind `index_add`, `scatter_add` and the like, which add values at chosen places.
+
+    Values that are added to zeros or other constants keep their places.
+    """
+    target = work.places(work.get("self"))
+    value = _value_places(work, work.get("src", work.get("source")))
+    return _added(work, target, value)
 
 
-def _added(work: Work, target: Places, new: Places) -> Places:
-    """Add values at chosen places; if two land on one element, its place is unknown."""
+def _added(work: Work, target: Places, value: Places) -> Places:
+    """Return the places of zeros or learned constants to which values were added; elements that got several values are lost.
+
+    Raises:
+        Unproven: If the target holds anything else, such as image tokens: then a sum has two origins.
+    """
     if target.placed or target.kind in ("foreign", "lost"):
         raise Unproven(work.name)
-    name = {"index_put": "values", "_index_put_impl": "values", "_unsafe_index_put": "values", "put": "source"}.get(
-        work.name, "src" if "src" in work.step.given else "source"
-    )
-    once = _times(work, name)
-    made = _together(work, target, new, lambda into, part: _put(work, into, part, name))
-    return made._replace(codes=torch.where(once > 1, LOST, made.codes).to(torch.int32))
+    default = "src" if "src" in work.step.given else "source"
+    value_name = _ACCUMULATING.get(work.name, default)
+    counts = _write_counts(work, value_name)
+    merged = _merged(work, target, value, lambda target_codes, codes: _put(work, target_codes, codes, value_name))
+    return merged._replace(codes=torch.where(counts > 1, LOST, merged.codes).to(torch.int32))
 
 
-def _times(work: Work, name: str) -> Tensor:
-    """Count how often each element of the target is written to."""
+def _write_counts(work: Work, value_name: str) -> Tensor:
+    """Return how often each element of the target is written to: the operation adds ones to zeros instead of the real values."""
     zeros = torch.zeros(work.shape, dtype=torch.float64, device=work.device)
-    given = {
-        key: work.step.contents.get(key, value) for key, value in work.step.given.items() if key not in ("self", name, "out")
-    }
-    value = work.get(name)
-    shape = work.facts(value).shape if isinstance(value, Node) else ()
-    ones = torch.ones(shape, dtype=torch.float64, device=work.device)
-    packet = getattr(torch.ops.aten, work.name)
-    if work.name in ("index_put", "_index_put_impl", "_unsafe_index_put", "put"):
-        given["accumulate"] = True
+    contents = work.step.contents
+    replaced = ("self", value_name, "out")
+    arguments = {key: contents.get(key, value) for key, value in work.step.given.items() if key not in replaced}
+    value = work.get(value_name)
+    value_shape = work.facts(value).shape if isinstance(value, Node) else ()
+    ones = torch.ones(value_shape, dtype=torch.float64, device=work.device)
+    adding_operation = getattr(torch.ops.aten, work.name)
+    if work.name in _ACCUMULATING:
+        arguments["accumulate"] = True
     if work.name == "scatter_reduce":
-        given |= {"reduce": "sum"}
+        arguments["reduce"] = "sum"
     if work.name == "scatter":
-        packet = torch.ops.aten.scatter_add
-        given.pop("reduce", None)
-    counts: Tensor = packet(zeros, **{**given, name: ones})
+        adding_operation = torch.ops.aten.scatter_add
+        arguments.pop("reduce", None)
+    counts: Tensor = adding_operation(zeros, **{**arguments, value_name: ones})
     return counts
 
 
-def _of(work: Work, value: Any) -> Places:  # noqa: ANN401
-    """Return the places of a value that is written: a tensor, or a number. Zeros belong nowhere."""
+def _value_places(work: Work, value: Any) -> Places:  # noqa: ANN401
+    """Return the places of a tensor or number that is written. The number zero counts as padding, any other as a constant."""
     if isinstance(value, Node):
         return work.places(value)
     code = PADDING if value == 0 else LEARNED
     return Places("learned", torch.full((), code, dtype=torch.int32, device=work.device))
 
 
-def _together(work: Work, target: Places, new: Places, put: Any) -> Places:  # noqa: ANN401
-    """Write the codes of a value into those of a target, rows and columns alike."""
-    pairs = [places for places in (target, new) if places.columns is not None]
-    if pairs and not all(places.columns is not None or not places.placed for places in (target, new)):
+def _merged(work: Work, target: Places, value: Places, put: Any) -> Places:  # noqa: ANN401
+    """Return the places of a target into which a value was written; `put(target_codes, codes)` writes the position codes.
+
+    Scores have two codes for each element, that of the query (row) and that of the key (column): both are written.
+
+    Raises:
+        Unproven: If one of them holds scores, and the other image tokens.
+    """
+    is_scores = target.columns is not None or value.columns is not None
+    if is_scores and any(places.placed and places.columns is None for places in (target, value)):
         raise Unproven(work.name)
-    if pairs and new.columns is None and target.columns is not None:
-        return target  # constants among scores: each element still belongs to its pair
-    codes = put(target.codes, new.codes)
+    if is_scores and value.columns is None:
+        return target  # constants among scores, such as a mask: each element still belongs to its query and key
+    codes = put(target.codes, value.codes)
     columns = None
-    if pairs:
-        columns = put(
-            target.codes if target.columns is None else target.columns, new.codes if new.columns is None else new.columns
-        )
-    copies = None
-    if target.copies is not None or new.copies is not None:
-        zero = torch.zeros((), dtype=torch.int32, device=work.device)
-        first, second = (zero.expand(x.shape) if x.copies is None else x.copies for x in (target, new))
-        copies = put(first, second)
-    there = new if new.placed else target
-    kind = "placed" if target.placed or new.placed else target.kind if target.kind == new.kind else there.kind
-    if not (target.placed or new.placed) and "lost" in (target.kind, new.kind):
-        kind = "lost"
-    return there._replace(
+    if is_scores:
+        target_columns = target.codes if target.columns is None else target.columns
+        columns = put(target_columns, value.codes if value.columns is None else value.columns)
+    kind: Kind = "lost" if "lost" in (target.kind, value.kind) else target.kind
+    kind = "placed" if target.placed or value.placed else kind
+    base = value if value.placed else target
+    return base._replace(
         kind=kind,
         codes=codes,
         columns=columns,
-        copies=copies,
-        behind=later(target.behind, new.behind),
-        mixture=target.mixture or new.mixture,
-        leaning=target.leaning or new.leaning,
+        copies=_merged_copies(work, target, value, put),
+        behind=later(target.behind, value.behind),
+        mixture=target.mixture or value.mixture,
+        leaning=target.leaning or value.leaning,
         others=None,
     )
 
 
-def _put(work: Work, into: Tensor, part: Tensor, name: str) -> Tensor:
-    """Run the writing operation on codes."""
-    op = work.step.op
-    assert op is not None  # noqa: S101 - a step of the model
-    given = {
-        key: work.step.contents.get(key, value)
-        for key, value in work.step.given.items()
-        if key not in ("self", name, "value", "out")
-    }
-    for key in ("accumulate", "reduce", "include_self"):
-        given.pop(key, None)
-    value = work.get(name)
-    shape = work.facts(value).shape if isinstance(value, Node) else ()
-    part = part.expand(shape).contiguous()
-    base = into.expand(work.shape).contiguous()
-    plain = {
-        "scatter_add": "scatter",
-        "scatter_reduce": "scatter",
-        "index_add": "index_copy",
-        "index_reduce": "index_copy",
-        "_index_put_impl": "index_put",
-        "_unsafe_index_put": "index_put",
-    }.get(work.name, work.name)
-    given.pop("alpha", None)
-    given.pop("unsafe", None)
-    if plain == "index_fill":
-        made: Tensor = torch.ops.aten.index_copy(
-            base, given["dim"], given["index"], part.reshape(()).expand(_selected(base, given)).contiguous()
-        )
-        return made
-    if plain == "scatter" and not isinstance(value, Node):
-        part = part.reshape(()).expand(given["index"].shape).contiguous()
-    written_name = {"scatter": "src", "index_copy": "source"}.get(plain, name)
-    result: Tensor = getattr(torch.ops.aten, plain)(base, **{**given, written_name: part})
+def _merged_copies(work: Work, target: Places, value: Places, put: Any) -> Tensor | None:  # noqa: ANN401
+    """Return, for a target behind a write, which copy of the image each element comes from; None if no image was copied."""
+    if target.copies is None and value.copies is None:
+        return None
+    zero = torch.zeros((), dtype=torch.int32, device=work.device)
+    target_copies = zero.expand(target.shape) if target.copies is None else target.copies
+    value_copies = zero.expand(value.shape) if value.copies is None else value.copies
+    copies: Tensor = put(target_copies, value_copies)
+    return copies
+
+
+def _put(work: Work, target_codes: Tensor, value_codes: Tensor, value_name: str) -> Tensor:
+    """Run the operation on position codes, and return those of the result; an operation that adds values overwrites codes."""
+    assert work.step.op is not None  # noqa: S101 - a step of the model
+    contents = work.step.contents
+    replaced = _ONLY_FOR_VALUES | {value_name}
+    arguments = {key: contents.get(key, value) for key, value in work.step.given.items() if key not in replaced}
+    value = work.get(value_name)
+    value_shape = work.facts(value).shape if isinstance(value, Node) else ()
+    value_codes = value_codes.expand(value_shape).contiguous()
+    target_codes = target_codes.expand(work.shape).contiguous()
+    operation = _OVERWRITING.get(work.name, work.name)
+    if operation == "index_fill":
+        value_codes = value_codes.reshape(()).expand(_indexed_shape(target_codes, arguments)).contiguous()
+        filled_codes: Tensor = torch.ops.aten.index_copy(target_codes, arguments["dim"], arguments["index"], value_codes)
+        return filled_codes
+    is_scatter_of_number = operation == "scatter" and not isinstance(value, Node)
+    if is_scatter_of_number:
+        value_codes = value_codes.reshape(()).expand(arguments["index"].shape).contiguous()
+    written_name = {"scatter": "src", "index_copy": "source"}.get(operation, value_name)
+    result: Tensor = getattr(torch.ops.aten, operation)(target_codes, **{**arguments, written_name: value_codes})
     return result
 
 
-def _selected(base: Tensor, given: dict[str, Any]) -> list[int]:
-    shape = list(base.shape)
-    shape[given["dim"]] = given["index"].numel()
+def _indexed_shape(target: Tensor, arguments: dict[str, Any]) -> list[int]:
+    """Return the shape of the part of a target that `index` picks along `dim`."""
+    shape = list(target.shape)
+    shape[arguments["dim"]] = arguments["index"].numel()
     return shape
