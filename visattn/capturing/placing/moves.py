@@ -267,19 +267,22 @@ def chosen(work: Work) -> Places | None:
 
 def padded_by(work: Work) -> Result:
     """Return the places behind padding by a constant: the padding lies nowhere in the image, so its code is negative."""
-    widths, source = list(work.get("pad") or work.get("padding")), work.main()
-    padded_places = source._replace(copies=None).each(lambda codes: padded(codes, [widths], {}))
-    assert padded_places is not None  # noqa: S101 - padding always succeeds
-    return padded_places._replace(copies=None if source.copies is None else torch.zeros_like(padded_places.codes))
+    return _padded(work.main(), list(work.get("pad") or work.get("padding")), {})
 
 
 def mirrored(work: Work) -> Result:
     """Return the places behind reflection or replication padding: padding has the codes of the cells that it repeats."""
-    mode = "reflect" if work.name.startswith("reflection") else "replicate"
-    widths = list(work.get("padding"))
-    padded_places = work.main()._replace(copies=None).each(lambda codes: padded(codes, [widths], {"mode": mode}))
+    return _padded(
+        work.main(), list(work.get("padding")), {"mode": "reflect" if work.name.startswith("reflection") else "replicate"}
+    )
+
+
+def _padded(source: Places, widths: Sequence[int], how: dict[str, Any]) -> Places:
+    """Pad position codes and copy numbers as the tensor is padded."""
+    padded_places = source._replace(copies=None).each(lambda codes: padded(codes, [widths], how))
     assert padded_places is not None  # noqa: S101 - padding always succeeds
-    return padded_places
+    copies = None if source.copies is None else padded(source.copies, [widths], how).clamp(min=0)
+    return padded_places._replace(copies=copies)
 
 
 def as_complex(work: Work) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from visattn.capturing.placing.places import Places
@@ -103,13 +104,22 @@ def reordered(work: Work) -> Result:
     is_scores = source.columns is not None
     if is_scores or not isinstance(dim, int) or not same_along(source.codes, dim):
         raise Unproven(work.name)
-    token_codes = source.codes.narrow(dim, 0, 1)
-    results = []
-    for result in work.outs:
-        keeps_dim = len(result.shape) == token_codes.ndim
-        codes = token_codes if keeps_dim else token_codes.squeeze(dim)
-        results.append(source._replace(codes=codes.expand(result.shape), copies=None, others=None))
-    return results
+    is_one_copy = source.copies is None or same_along(source.copies, dim)
+    source = source._replace(copies=source.copies if is_one_copy else None, others=None)
+    return [_spread_along(source, dim, result.shape) for result in work.outs]
+
+
+def _spread_along(places: Places, dim: int, shape: torch.Size) -> Places:
+    """Return the places of a result of another size along an axis that belongs to one token, or without that axis."""
+    keeps_dim = len(shape) == places.codes.ndim
+
+    def spread(codes: Tensor) -> Tensor:
+        first = codes.narrow(dim, 0, 1)
+        return (first if keeps_dim else first.squeeze(dim)).expand(shape)
+
+    spread_places = places.each(spread)
+    assert spread_places is not None  # noqa: S101 - equal codes can always be spread
+    return spread_places
 
 
 def normalized(work: Work) -> Result:

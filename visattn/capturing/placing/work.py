@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,18 @@ def through(planes: Planes, codes: Tensor, dim: int, size: int) -> Tensor:
     if merged is None:
         raise Unproven("")
     return merged.expand(shape)
+
+
+def copies_behind(copies: Tensor | None, axes: Sequence[int], shape: Sequence[int]) -> Tensor | None:
+    """Return the copy numbers (which of several copies of one image) behind an operation that changes the elements of some axes.
+
+    None if the image was not copied, or if copies are merged.
+    """
+    for axis in axes if copies is not None else ():
+        if not same_along(copies, axis):
+            return None
+        copies = copies.narrow(axis, 0, 1)
+    return None if copies is None else copies.expand(*shape)
 
 
 def over_members(work: Work, kept: Tensor, summed: Tensor) -> bool:
