@@ -115,7 +115,7 @@ def _has_codes_of(places: Places, result: Places) -> bool:
 
 
 def _tells_apart(work: Work, node: Node, merged: Places) -> bool:
-    """Check whether an operand has different values for cells that were merged into one, so that the result is no plain mean of them."""
+    """Check whether an operand has different values for cells that were merged into one, so that it is no plain mean of them."""
     unmerged_codes, ndim = merged.parts, merged.codes.ndim
     if unmerged_codes is None:
         return False
@@ -138,7 +138,7 @@ def _broadcast(places: Places, shape: torch.Size) -> Places:
 
 
 def _others(followed: Sequence[tuple[Node, Places]], shape: torch.Size) -> Tensor | None:
-    """Return the codes of keys, or of queries, of the first operand of this shape that is a product of tokens and members of a set."""
+    """Return the codes of keys, or queries, of the first operand of this shape that is a product of tokens and members of a set."""
     return next((places.others for _, places in followed if places.others is not None and places.others.shape == shape), None)
 
 
@@ -172,7 +172,7 @@ class _Meeting:
         self._work, self._planes = work, work.planes
 
     def places_of(self, left: Places, left_node: Node, right: Places, right_node: Node) -> Places:
-        """Return the places of the elementwise result of two operands of one shape that both come from the image, or raise `Unproven`."""
+        """Return the places of the elementwise result of two operands of one shape that come from the image, or raise `Unproven`."""
         result = self._chosen(left, left_node, right, right_node)
         if left.same(right):
             mixture, leaning = left.mixture or right.mixture, left.leaning or right.leaning
@@ -329,7 +329,7 @@ class _Meeting:
         return chosen
 
     def _rank(self, places: Places) -> tuple[bool, bool, bool]:
-        """Return how much a set of tokens says about the result: belongs to an image, comes from an input, has tokens; larger is more."""
+        """Return the rank of a set of tokens, the larger the more it says: is it of an image, from an input, and has it tokens?"""
         sets = self._planes.of(places.codes)
         is_from_input = any(plane.name.startswith(("word", "foreign")) for plane in sets)
         is_of_image = bool((self._planes.images_of(places.codes) >= 0).any())
