@@ -56,7 +56,7 @@ def convolved(work: Work) -> Result:
 
 
 def _moved(work: Work, codes: Tensor, kernel_size: Sequence[int], tap: Sequence[int], settings: tuple[Any, ...]) -> Tensor:
-    """Return position codes `(images, 1, ...)` behind a kernel that reads one cell: they are convolved by a kernel with a one there."""
+    """Return position codes `(images, 1, ...)` behind a kernel that reads one cell, as a kernel with a one there moves them."""
     shift = torch.zeros(1, 1, *kernel_size, dtype=torch.float64, device=work.device)
     shift[(0, 0, *tap)] = 1
     moved = torch.ops.aten.convolution((codes + 1).double(), shift, None, *settings, 1) - 1  # padding becomes -1
@@ -108,7 +108,7 @@ def _resized(work: Work, maps: Tensor) -> Tensor:
 
 
 def _over_channels(work: Work, source: Places, axes: int, change: Callable[[Tensor], Tensor]) -> Result:
-    """Return places to whose codes a pooling or resizing of the last axes was applied; once, if all channels have the same codes."""
+    """Return places to whose codes a pooling or resizing was applied; only once, if all channels have the same codes."""
     channel_axis = source.codes.ndim - axes - 1
     channels_agree = channel_axis >= 0 and same_along(source.codes, channel_axis)
 
@@ -165,7 +165,7 @@ def resampled(
 
 
 def _resampled_maps(work: Work, codes: Tensor, geometry: Geometry2d | None, *, transposed: bool) -> Tensor:
-    """Return position codes `(B, H, W)` or `(B, 1, H, W)` after a kernel, or a resizing (`geometry` is None), or raise `Unproven`."""
+    """Return position codes `(B, H, W)` or `(B, 1, H, W)` after a kernel, or resizing (`geometry` is None), or raise."""
     planes, (rows, columns) = work.planes, work.shape[-2:]
     maps = codes.flatten(0, 1) if codes.ndim == 4 else codes
     plane, lines_before = planes.raster(maps)
@@ -184,7 +184,7 @@ def _resampled_maps(work: Work, codes: Tensor, geometry: Geometry2d | None, *, t
 
 
 def _stays_inside(plane: Plane, box: Box, rows: int, columns: int) -> bool:
-    """Check whether the centers of new cells, spread over `box`, lie at most half a cell (the coarser one) outside of the old grid."""
+    """Check whether the centers of new cells, spread over `box`, lie at most half a (coarser) cell outside of the old grid."""
     old_box = plane.box
     vertical = old_box.top, old_box.bottom, old_box.height / plane.grid[-2] / 2, box.top, box.bottom, box.height / rows / 2
     horizontal = old_box.left, old_box.right, old_box.width / plane.columns / 2, box.left, box.right, box.width / columns / 2
@@ -233,7 +233,7 @@ def _stays(reach: Sequence[int], stride: Sequence[int], padding: Sequence[float]
 def _covered(
     plane: Plane, lines_before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None, *, transposed: bool
 ) -> Box:
-    """Return the box (part of the image) that the new grid covers, of `rows` and `columns` behind a convolution, pooling or resizing.
+    """Return the box (part of the image) that the new grid of `rows` and `columns` covers behind a kernel or resizing.
 
     Cells of non-overlapping patches cover exactly the cells they read; other cells cover even shares around their centers.
     """
@@ -328,7 +328,7 @@ def folded(work: Work) -> Result:
 
 
 def _folded(work: Work, codes: Tensor) -> Tensor:
-    """Return the position codes of an image made of windows, each of which must be put back at its own cell, or raise `Unproven`."""
+    """Return the position codes of an image made of windows, each of which must be put back at its cell, or raise `Unproven`."""
     kernel_size, stride, padding, size, dilation = (
         _sides(work.get(name, default), 2)
         for name, default in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("output_size", 0), ("dilation", 1))
@@ -392,7 +392,7 @@ def _drift(work: Work, values: Places, asker_codes: Tensor) -> Drift:
 
 
 def _asking_cells(work: Work, value_codes: Tensor, asker_codes: Tensor) -> Cells:
-    """Return the cells of tokens `(N, rows, columns)` that read maps `(N, channels, rows, columns)` at points, given position codes.
+    """Return the cells of tokens `(N, rows, columns)` that read maps `(N, channels, rows, columns)`, from position codes.
 
     Raises:
         Unproven: If the maps are no images, or the tokens lie on no grid, or belong to other images than the maps.
