@@ -21,9 +21,10 @@ _CHOOSING = {"where": "condition", "masked_fill": "mask"}  # arguments that only
 def combined(work: Work) -> Result:
     """Return the places (origin in the image of each element) of an elementwise result, such as a sum of two tensors.
 
-    Operands from parameters, and numbers, keep the places of what they meet. Two operands from the image must agree, or one must be a
-    coarser cell with one value for all finer cells in it, such as a gate, or a token that lies nowhere, such as a class token. One cell
-    that all others meet is a second place for each of them. Operands that are lost or foreign must be the same at all positions.
+    Operands from parameters, and numbers, keep the places of what they meet. Two operands from the image must agree, or one must be
+    a coarser cell with one value for all finer cells in it, such as a gate, or a token that lies nowhere, such as a class token.
+    One cell that all others meet is a second place for each of them. Operands that are lost or foreign must be the same at all
+    positions.
 
     Raises:
         Unproven: If they come from different places.
@@ -104,7 +105,7 @@ def _weighs_common(meeting: _Meeting, operands: Sequence[tuple[Node, Places]], r
 
 
 def _weights_cells(work: Work, meeting: _Meeting, result: Places) -> bool:
-    """Check whether each cell is multiplied by, or chosen by, a number of its own that does not come from the image, as by a mask."""
+    """Check whether each cell is multiplied by, or chosen by, a number of its own that is not from the image, as by a mask."""
     if work.name in _ADDING or result.columns is not None:
         return False
     return any(not work.places(node).placed and not meeting.uniform(node, result) for node in work.nodes())
@@ -172,7 +173,7 @@ class _Meeting:
         self._work, self._planes = work, work.planes
 
     def places_of(self, left: Places, left_node: Node, right: Places, right_node: Node) -> Places:
-        """Return the places of the elementwise result of two operands of one shape that come from the image, or raise `Unproven`."""
+        """Return the places of the elementwise result of two operands from the image, of one shape, or raise `Unproven`."""
         result = self._chosen(left, left_node, right, right_node)
         if left.same(right):
             mixture, leaning = left.mixture or right.mixture, left.leaning or right.leaning
@@ -180,7 +181,7 @@ class _Meeting:
         return result._replace(behind=later(left.behind, right.behind))
 
     def uniform(self, node: Node, result: Places, own: Places | None = None) -> bool:
-        """Check whether an operand has one value for all cells of an image: those of the result, and its `own` if they are given."""
+        """Check whether an operand has one value for all cells of an image: those of the result, and its `own` if given."""
         ndim = result.codes.ndim
         own_codes = None if own is None else own.codes
         compared = [codes for codes in (result.codes, result.columns, own_codes) if codes is not None]
@@ -190,7 +191,7 @@ class _Meeting:
         )
 
     def _chosen(self, left: Places, left_node: Node, right: Places, right_node: Node) -> Places:
-        """Return the places of that operand which says where the result lies, such as that with finer cells, or raise `Unproven`."""
+        """Return the places of the operand that says where the result lies, such as that with finer cells, or raise."""
         if left.columns is None and right.columns is not None:
             return self._scores_with_tokens(right, left, left_node)
         if left.columns is not None and right.columns is None:
@@ -286,7 +287,7 @@ class _Meeting:
         return left._replace(codes=codes.expand(left.shape), crossed=True, copies=None)
 
     def _has_one_value_per_cell(self, fine: Places, coarse: Places, coarse_node: Node) -> bool:
-        """Check whether the coarser operand has one value for all finer cells in each of its cells: one element, or copies of it."""
+        """Check whether the coarser operand has one value for all finer cells in each cell: one element, or copies of it."""
         ndim, planes = fine.codes.ndim, self._planes
         varying = [
             dim for dim in range(ndim) if cells_vary(planes, fine.codes, dim) and self._work.varies(coarse_node, dim, ndim)

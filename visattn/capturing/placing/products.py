@@ -68,8 +68,8 @@ def _reshaped(places: Places, change: Callable[[Tensor], Tensor]) -> Places:
 def product(work: Work, left: Places, right: Places, *, weight: bool, shape: tuple[int, ...] | None = None) -> Places:
     """Return the places of a product of matrices: of tokens behind a linear layer, of attention scores, or of a sum of values.
 
-    `weight` tells whether a learned operand is a weight of a layer, never a set of tokens. `shape` is that of the result; by default
-    that of the operation.
+    `weight` tells whether a learned operand is a weight of a layer, never a set of tokens. `shape` is that of the result; by
+    default that of the operation.
 
     Raises:
         Unproven: If its elements come from several places.
