@@ -69,7 +69,7 @@ class Arrangement:
 
     @cached_property
     def _swapped(self) -> bool | None:
-        """Whether windows (blocks) come before heads in the lead; None for another order, in which groups must be gathered."""
+        """True if windows (blocks) come before heads in the lead, False if heads do; None if groups must be gathered one by one."""
         assert self.order is not None  # noqa: S101
         images, heads, blocks = self.order.shape
         in_turn = torch.arange(self.order.numel(), device=self.order.device)
