@@ -25,8 +25,8 @@ class Equation(NamedTuple):
     def of(cls, args: Sequence[Any], ndim: Any = None) -> Equation | None:  # noqa: ANN401
         """Parse the arguments of `torch.einsum`; an ellipsis becomes letters, and a missing result is written out.
 
-        `ndim` returns the number of axes of an operand, if operands are no tensors. Return None if axes are given as numbers, or if an
-        operand has an axis twice.
+        `ndim` returns the number of axes of an operand, if operands are no tensors. Return None if axes are given as numbers, or if
+        an operand has an axis twice.
         """
         if not args or not isinstance(args[0], str):
             return None
@@ -38,12 +38,14 @@ class Equation(NamedTuple):
         count_axes = ndim or (lambda operand: operand.ndim)
         unused_letters = [letter for letter in ascii_letters if letter not in args[0]]
         hidden_axes = [  # axes of each operand that its ellipsis stands for
-            count_axes(operand) - len(names) + len("...") if "..." in names else 0
+            count_axes(operand) - len(names) + len("...") if "..." in names else None
             for operand, names in zip(operands, letters, strict=True)
         ]
-        ellipsis = "".join(unused_letters[: max(hidden_axes, default=0)])
+        most_hidden = max((hidden for hidden in hidden_axes if hidden is not None), default=0)
+        ellipsis = "".join(unused_letters[:most_hidden])
         full_letters = [
-            names.replace("...", ellipsis[len(ellipsis) - hidden :]) for names, hidden in zip(letters, hidden_axes, strict=True)
+            names if hidden is None else names.replace("...", ellipsis[len(ellipsis) - hidden :])
+            for names, hidden in zip(letters, hidden_axes, strict=True)
         ]
         if not arrow:  # the result has all letters that occur once, in alphabetical order
             counts = Counter("".join(names.replace("...", "") for names in letters))
