@@ -9,7 +9,7 @@ from torch import Tensor
 
 from visattn.capturing.placing.moves import numbered
 from visattn.capturing.placing.nodes import Node
-from visattn.capturing.placing.places import LOST, Places, later
+from visattn.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, later
 from visattn.capturing.placing.work import Result, Unproven, Work
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import Planes, compact
@@ -19,295 +19,358 @@ _CHOOSING = {"where": "condition", "masked_fill": "mask"}  # arguments that only
 
 
 def combined(work: Work) -> Result:
-    """Return the places of an elementwise result, each operand broadcast.
+    """Return the places (origin in the image of each element) of an elementwise result, such as a sum of two tensors.
 
-    Operands from parameters, and numbers, keep places. Two placed operands must agree, or one must be a coarser cell with one value for
-    all finer cells in it, such as a gate, or a token that lies nowhere, such as a class token. One cell that all others meet is a second
-    place for each of them. Operands that are lost or foreign must be the same at all positions.
+    Operands from parameters, and numbers, keep the places of what they meet. Two operands from the image must agree, or one must be
+    a coarser cell with one value for all finer cells in it, such as a gate, or a token that lies nowhere, such as a class token.
+    One cell that all others meet is a second place for each of them. Operands that are lost or foreign must be the same at all
+    positions.
 
     Raises:
         Unproven: If they come from different places.
     """
     operands = _operands(work)
-    counted = [(node, places) for node, places in operands if work.counts(places)]
-    if not counted:  # only a condition comes from the image
+    followed = [(node, places) for node, places in operands if work.counts(places)]  # those with places, mostly from the image
+    if not followed:  # only a condition comes from the image
         raise Unproven(work.name)
-    meeting, (first, best) = _Meeting(work), counted[0]
-    wide = _wide(best, work.shape)
-    for node, places in counted[1:]:
-        met = meeting.of(wide, first, _wide(places, work.shape), node)
-        first, wide = first if met.codes is wide.codes else node, met
-    wide = _as_scores(meeting, operands, counted, wide)
-    for node, places in operands if wide.columns is None else ():  # a score belongs to its pair, whatever its value is
-        strange = places.kind == "lost" or (places.kind == "foreign" and not places.positions) or places.summed
-        own = places.kind == "foreign" and places.located and equal(places.codes.expand(work.shape), wide.codes)
-        common = places.kind != "lost" and meeting.uniform(node, wide)  # what is lost may be one token
-        if strange and not own and not work.counts(places) and not common:
+    meeting = _Meeting(work)
+    (result_node, first_places), *further = followed
+    result = _broadcast(first_places, work.shape)
+    for node, places in further:
+        met = meeting.places_of(result, result_node, _broadcast(places, work.shape), node)
+        result_node = result_node if met.codes is result.codes else node  # the operand that the result has its places from
+        result = met
+    result = _as_scores(meeting, operands, followed, result)
+    if result.columns is None:  # a score belongs to its pair of tokens, whatever its value is
+        _check_unplaced_operands(work, meeting, operands, result)
+    if not work.sets:
+        if len(operands) > 2 and _weighs_common(meeting, operands, result):
+            raise Unproven(work.name)
+        weighted = result.weighted or _weights_cells(work, meeting, result)
+        result = result._replace(copies=_copies(work, result, followed), others=_others(followed, work.shape), weighted=weighted)
+        if result.parts is not None and any(_tells_apart(work, node, result) for node, _ in operands):
+            result = result._replace(parts=None)
+    return [result if out.shape == result.shape else work.unknown(out.shape) for out in work.outs]
+
+
+def _check_unplaced_operands(work: Work, meeting: _Meeting, operands: Sequence[tuple[Node, Places]], result: Places) -> None:
+    """Raise `Unproven` if an operand of another input, or of unknown origin, may add another token to each token of the result."""
+    for node, places in operands:
+        is_lost, is_foreign = places.kind == "lost", places.kind == "foreign"
+        is_suspect = is_lost or (is_foreign and not places.positions) or places.summed
+        if work.counts(places) or not is_suspect:
+            continue
+        has_same_tokens = is_foreign and places.located and _has_codes_of(places, result)
+        # a value that is the same at all positions, such as a time embedding, is harmless; a lost one may be a single token
+        if not has_same_tokens and (is_lost or not meeting.uniform(node, result)):
             raise Unproven(places.name or work.name)
-    if work.sets:
-        return [wide if out.shape == wide.shape else work.unknown(out.shape) for out in work.outs]
-    if len(operands) > 2 and _weighs_common(meeting, operands, wide):
-        raise Unproven(work.name)
-    weighted = wide.weighted or _weights_cells(work, meeting, wide)
-    wide = wide._replace(copies=_copies(work, wide, counted), others=_others(counted, work.shape), weighted=weighted)
-    if wide.parts is not None and any(_tells_apart(work, node, wide) for node, _ in operands):
-        wide = wide._replace(parts=None)
-    return [wide if out.shape == wide.shape else work.unknown(out.shape) for out in work.outs]
 
 
 def _as_scores(
-    meeting: _Meeting, operands: Sequence[tuple[Node, Places]], counted: Sequence[tuple[Node, Places]], wide: Places
+    meeting: _Meeting, operands: Sequence[tuple[Node, Places]], followed: Sequence[tuple[Node, Places]], result: Places
 ) -> Places:
-    """Return products with members of a set as scores, and as no tokens, if they meet a number of unknown origin, the same for all."""
-    others = _others(counted, wide.shape)
-    lost = [node for node, places in operands if places.kind == "lost"]
-    if others is None or wide.columns is not None or not lost:
-        return wide
-    scores = wide._replace(columns=others)
-    return scores if all(meeting.uniform(node, scores) for node in lost) else wide
+    """Return products of tokens with members of a set, such as words, as attention scores if a number of unknown origin meets them.
+
+    The number must be the same for all of them, such as a maximum that is subtracted before a softmax. Otherwise nothing changes.
+    """
+    key_codes = _others(followed, result.shape)
+    lost_nodes = [node for node, places in operands if places.kind == "lost"]
+    if key_codes is None or result.columns is not None or not lost_nodes:
+        return result
+    scores = result._replace(columns=key_codes)
+    return scores if all(meeting.uniform(node, scores) for node in lost_nodes) else result
 
 
 def _operands(work: Work) -> list[tuple[Node, Places]]:
-    skipped = work.get(_CHOOSING.get(work.name, ""))
-    every = [(node, work.places(node)) for node in work.nodes()]
-    others = [one for one in every if one[0] is not skipped]
-    return (
-        others if work.sets or any(work.counts(places) for _, places in others) else every
-    )  # constants lie where their condition does
+    """Return the tensor operands of an elementwise operation, each with its places.
+
+    The condition of `torch.where`, or a mask, is left out, unless it alone comes from the image: constants lie where it does.
+    """
+    condition = work.get(_CHOOSING.get(work.name, ""))
+    with_condition = [(node, work.places(node)) for node in work.nodes()]
+    values = [(node, places) for node, places in with_condition if node is not condition]
+    has_places = work.sets or any(work.counts(places) for _, places in values)
+    return values if has_places else with_condition
 
 
-def _weighs_common(meeting: _Meeting, operands: Sequence[tuple[Node, Places]], wide: Places) -> bool:
-    """Check whether an operand that differs between positions may weight another one that several positions have in common."""
-    common = any(
-        places.kind in ("lost", "foreign") or (places.placed and not _meets_itself(places, wide)) for _, places in operands
+def _weighs_common(meeting: _Meeting, operands: Sequence[tuple[Node, Places]], result: Places) -> bool:
+    """Check whether a learned operand that differs between positions may weight another one that several positions have in common.
+
+    For example, `torch.addcmul` may add a mean over the image with a weight of its own for each token.
+    """
+    has_common = any(
+        places.kind in ("lost", "foreign") or (places.placed and not _has_codes_of(places, result)) for _, places in operands
     )
-    return common and any(places.kind == "learned" and not meeting.uniform(node, wide) for node, places in operands)
+    return has_common and any(places.kind == "learned" and not meeting.uniform(node, result) for node, places in operands)
 
 
-def _weights_cells(work: Work, meeting: _Meeting, wide: Places) -> bool:
-    """Check whether cells are multiplied by, or chosen by, numbers of their own that do not come from the image."""
-    if work.name in _ADDING or wide.columns is not None:
+def _weights_cells(work: Work, meeting: _Meeting, result: Places) -> bool:
+    """Check whether each cell is multiplied by, or chosen by, a number of its own that is not from the image, as by a mask."""
+    if work.name in _ADDING or result.columns is not None:
         return False
-    return any(not work.places(node).placed and not meeting.uniform(node, wide) for node in work.nodes())
+    return any(not work.places(node).placed and not meeting.uniform(node, result) for node in work.nodes())
 
 
-def _meets_itself(places: Places, wide: Places) -> bool:
-    return equal(places.codes.expand(wide.shape), wide.codes)
+def _has_codes_of(places: Places, result: Places) -> bool:
+    return equal(places.codes.expand(result.shape), result.codes)
 
 
 def _tells_apart(work: Work, node: Node, merged: Places) -> bool:
-    """Check whether an operand differs between cells that were merged into one."""
-    parts, ndim = merged.parts, merged.codes.ndim
-    if parts is None or parts.shape != merged.shape:
-        return parts is not None
-    return any(
-        work.varies(node, dim, ndim) and cells_vary(work.planes, parts, dim) and not cells_vary(work.planes, merged.codes, dim)
-        for dim in range(ndim)
-    )
+    """Check whether an operand has different values for cells that were merged into one, so that it is no plain mean of them."""
+    unmerged_codes, ndim = merged.parts, merged.codes.ndim
+    if unmerged_codes is None:
+        return False
+    if unmerged_codes.shape != merged.shape:
+        return True
+    for dim in range(ndim):
+        if not work.varies(node, dim, ndim):
+            continue
+        is_merged_axis = cells_vary(work.planes, unmerged_codes, dim) and not cells_vary(work.planes, merged.codes, dim)
+        if is_merged_axis:
+            return True
+    return False
 
 
-def _wide(places: Places, shape: torch.Size) -> Places:
-    wide = places._replace(others=None).each(lambda codes: codes.expand(shape))
-    assert wide is not None  # noqa: S101 - operands broadcast
-    return wide._replace(parts=places.parts)
+def _broadcast(places: Places, shape: torch.Size) -> Places:
+    """Return the places of an operand broadcast to the shape of the result, without those of its other axis (`others`)."""
+    expanded = places._replace(others=None).each(lambda codes: codes.expand(shape))
+    assert expanded is not None  # noqa: S101 - operands broadcast
+    return expanded._replace(parts=places.parts)
 
 
-def _others(counted: Sequence[tuple[Node, Places]], shape: torch.Size) -> Tensor | None:
-    return next((places.others for _, places in counted if places.others is not None and places.others.shape == shape), None)
+def _others(followed: Sequence[tuple[Node, Places]], shape: torch.Size) -> Tensor | None:
+    """Return the codes of keys, or queries, of the first operand of this shape that is a product of tokens and members of a set."""
+    return next((places.others for _, places in followed if places.others is not None and places.others.shape == shape), None)
 
 
-def _copies(work: Work, wide: Places, counted: Sequence[tuple[Node, Places]]) -> Tensor | None:
-    """Number the copies along axes that broadcasting has added to all operands from the image."""
-    if wide.columns is not None:
+def _copies(work: Work, result: Places, followed: Sequence[tuple[Node, Places]]) -> Tensor | None:
+    """Return for each element the number of its copy of the image; None if there is one copy.
+
+    Copies are numbered along axes that broadcasting has added to all operands from the image.
+    """
+    if result.columns is not None:
         return None
-    same = [places for _, places in counted if places.copies is None]
-    copies = None if same and wide.copies is not None and len(counted) > 1 else wide.copies
-    grown = [
-        axis
-        for axis, size in enumerate(work.shape)
-        if size > 1 and all(_grew(work.facts(node).shape, axis, len(work.shape)) for node, _ in counted)
+    ndim = len(work.shape)
+    has_single = any(places.copies is None for _, places in followed)
+    copies = None if has_single and result.copies is not None and len(followed) > 1 else result.copies
+    shapes = [work.facts(node).shape for node, _ in followed]
+    added_axes = [
+        axis for axis, size in enumerate(work.shape) if size > 1 and all(_is_added(shape, axis, ndim) for shape in shapes)
     ]
-    return numbered(copies, work.shape, grown, work.device) if grown else copies
+    return numbered(copies, work.shape, added_axes, work.device) if added_axes else copies
 
 
-def _grew(shape: Sequence[int], axis: int, ndim: int) -> bool:
-    own = axis - (ndim - len(shape))
-    return own < 0 or shape[own] == 1
+def _is_added(shape: Sequence[int], axis: int, ndim: int) -> bool:
+    """Check whether an operand of this shape is copied along an axis of the result, which has `ndim` axes, by broadcasting."""
+    own_axis = axis - (ndim - len(shape))
+    return own_axis < 0 or shape[own_axis] == 1
 
 
 class _Meeting:
-    """Operands that meet elementwise."""
+    """Rules for two operands of one elementwise operation: where does the result lie if they come from different places?"""
 
     def __init__(self, work: Work) -> None:
         self._work, self._planes = work, work.planes
 
-    def of(self, a: Places, first: Node, b: Places, second: Node) -> Places:
-        """Return the places of two operands that meet.
+    def places_of(self, left: Places, left_node: Node, right: Places, right_node: Node) -> Places:
+        """Return the places of the elementwise result of two operands from the image, of one shape, or raise `Unproven`."""
+        result = self._chosen(left, left_node, right, right_node)
+        if left.same(right):
+            mixture, leaning = left.mixture or right.mixture, left.leaning or right.leaning
+            result = result._replace(mixture=mixture, leaning=leaning, crossed=left.crossed and right.crossed)
+        return result._replace(behind=later(left.behind, right.behind))
 
-        Raises:
-            Unproven: If they come from different places.
-        """
-        best = self._finer(a, first, b, second)
-        if a.same(b):
-            mixture, leaning = a.mixture or b.mixture, a.leaning or b.leaning
-            best = best._replace(mixture=mixture, leaning=leaning, crossed=a.crossed and b.crossed)
-        return best._replace(behind=later(a.behind, b.behind))
-
-    def uniform(self, node: Node, best: Places, own: Places | None = None) -> bool:
-        """Check whether an operand is the same at all positions of an image, those of another operand and its own."""
-        ndim = best.codes.ndim
-        parts = [part for part in (best.codes, best.columns, None if own is None else own.codes) if part is not None]
+    def uniform(self, node: Node, result: Places, own: Places | None = None) -> bool:
+        """Check whether an operand has one value for all cells of an image: those of the result, and its `own` if given."""
+        ndim = result.codes.ndim
+        own_codes = None if own is None else own.codes
+        compared = [codes for codes in (result.codes, result.columns, own_codes) if codes is not None]
         return all(
-            not self._work.varies(node, dim, ndim) or not any(cells_vary(self._planes, part, dim) for part in parts)
+            not self._work.varies(node, dim, ndim) or not any(cells_vary(self._planes, codes, dim) for codes in compared)
             for dim in range(ndim)
         )
 
-    def _finer(self, a: Places, first: Node, b: Places, second: Node) -> Places:
-        if (a.columns is None) != (b.columns is None):
-            pair, single, node = (b, a, first) if a.columns is None else (a, b, second)
-            fits = any(part is not None and within(self._planes, part, single.codes) for part in (pair.codes, pair.columns))
-            if fits or self.uniform(node, pair):
-                return pair
-            raise Unproven(self._work.name)
-        if a.same(b):
-            return a
-        if a.columns is not None:
+    def _chosen(self, left: Places, left_node: Node, right: Places, right_node: Node) -> Places:
+        """Return the places of the operand that says where the result lies, such as that with finer cells, or raise."""
+        if left.columns is None and right.columns is not None:
+            return self._scores_with_tokens(right, left, left_node)
+        if left.columns is not None and right.columns is None:
+            return self._scores_with_tokens(left, right, right_node)
+        if left.same(right):
+            return left
+        if left.columns is not None:  # scores of other pairs of tokens
             raise Unproven(self._work.name)
         if self._work.sets:
-            return self._of_sets(a, b)
-        if self._planes.images > 1:
-            a, b = (x._replace(codes=self._planes.met(x.codes, y.codes)) for x, y in ((a, b), (b, a)))
-            if a.same(b):
-                return a
-        even = [self.uniform(second, a, b), self.uniform(first, b, a)]
-        if all(even):  # one token each: neither is what all positions have in common, unless it holds the other's cell
-            fine, coarse = (a, b) if _cells(self._planes, a.codes) > _cells(self._planes, b.codes) else (b, a)
-            if coarse.leaning or not within(self._planes, fine.codes, coarse.codes):
-                raise Unproven(self._work.name)
-            return fine
-        if any(even):  # what all positions have in common, unless it is one place among them
-            keeping, common = (a, b) if even[0] else (b, a)
-            if common.leaning or not within(self._planes, keeping.codes, common.codes):
-                raise Unproven(self._work.name)
-            return keeping
-        a, b = self._specials(a, b)
-        if a.same(b):
-            return a
-        crossing = None if a.leaning or b.leaning else self._crossing(a, b)
+            return self._of_sets(left, right)
+        if self._planes.images > 1:  # members of a set get the image of those that they meet
+            left_codes, right_codes = self._planes.met(left.codes, right.codes), self._planes.met(right.codes, left.codes)
+            left, right = left._replace(codes=left_codes), right._replace(codes=right_codes)
+            if left.same(right):
+                return left
+        is_right_uniform, is_left_uniform = self.uniform(right_node, left, right), self.uniform(left_node, right, left)
+        if not is_left_uniform and not is_right_uniform:
+            return self._of_grids(left, left_node, right, right_node)
+        if is_left_uniform and is_right_uniform:  # one token each
+            is_left_fine = _most_cells(self._planes, left.codes) > _most_cells(self._planes, right.codes)
+        else:
+            is_left_fine = is_right_uniform
+        # a value that all positions have in common, such as a mean over the image, must not be one place among them
+        fine, common = (left, right) if is_left_fine else (right, left)
+        if common.leaning or not within(self._planes, fine.codes, common.codes):
+            raise Unproven(self._work.name)
+        return fine
+
+    def _scores_with_tokens(self, scores: Places, tokens: Places, token_node: Node) -> Places:
+        """Return the places of scores (one for each query and key) that meet tokens of the same queries or keys."""
+        for score_codes in (scores.codes, scores.columns):
+            if score_codes is not None and within(self._planes, score_codes, tokens.codes):
+                return scores
+        if self.uniform(token_node, scores):
+            return scores
+        raise Unproven(self._work.name)
+
+    def _of_grids(self, left: Places, left_node: Node, right: Places, right_node: Node) -> Places:
+        """Return the places of the result of two operands that both differ between cells, such as a map and a coarser gate."""
+        left, right = self._without_constants(left, right)
+        if left.same(right):
+            return left
+        crossing = None if left.leaning or right.leaning else self._crossing(left, right)
         if crossing is not None:
             return crossing
-        cells = [_cells(self._planes, x.codes) for x in (a, b)]
-        if cells[0] == cells[1]:
-            chosen = evener(self._planes, a, b)
+        left_count, right_count = _most_cells(self._planes, left.codes), _most_cells(self._planes, right.codes)
+        if left_count == right_count:
+            chosen = evener(self._planes, left, right)
             if chosen is None:
                 raise Unproven(self._work.name)
             return chosen
-        fine, coarse, node = (a, b, second) if cells[0] > cells[1] else (b, a, first)
-        back = coarse.parts is not None and coarse.parts.shape == fine.codes.shape and equal(coarse.parts, fine.codes)
-        if coarse.leaning or not (
-            back or (within(self._planes, fine.codes, coarse.codes) and self._distinct(fine, coarse, node))
-        ):
+        fine, coarse, coarse_node = (left, right, right_node) if left_count > right_count else (right, left, left_node)
+        unmerged = coarse.parts  # codes of the cells that a gate was computed from
+        returns_to_its_cells = unmerged is not None and unmerged.shape == fine.shape and equal(unmerged, fine.codes)
+        is_gate = returns_to_its_cells or (
+            within(self._planes, fine.codes, coarse.codes) and self._has_one_value_per_cell(fine, coarse, coarse_node)
+        )
+        if coarse.leaning or not is_gate:
             raise Unproven(self._work.name)
-        return coarse if self._one_each(fine, coarse) else fine
+        return coarse if self._is_one_to_one(fine, coarse) else fine  # one to one: the result has the coarser grid
 
-    def _one_each(self, fine: Places, coarse: Places) -> bool:
-        """Check whether each coarser cell meets one finer cell of several in it, and no two meet the same: it is still a coarser cell."""
-        both = pairs(fine.codes, coarse.codes)
-        fewer = len(both) < _cells(self._planes, fine.codes) * len(torch.unique(self._planes.images_of(both[:, 0])))
-        return 1 < len(both) == len(torch.unique(both[:, 0])) == len(torch.unique(both[:, 1])) and fewer
+    def _is_one_to_one(self, fine: Places, coarse: Places) -> bool:
+        """Check whether each coarser cell meets a single one of the finer cells in it, as in a map thinned to every second line."""
+        met_codes = pairs(fine.codes, coarse.codes)
+        fine_codes, coarse_codes = met_codes[:, 0], met_codes[:, 1]
+        images = len(torch.unique(self._planes.images_of(fine_codes)))
+        leaves_cells_out = len(met_codes) < _most_cells(self._planes, fine.codes) * images
+        is_single = len(met_codes) == len(torch.unique(fine_codes)) == len(torch.unique(coarse_codes))
+        return len(met_codes) > 1 and is_single and leaves_cells_out
 
-    def _crossing(self, a: Places, b: Places) -> Places | None:
-        """Return the cells in which rows and columns of one box cross; None if the operands are not rows and columns."""
-        met = [self._planes.of(compact(x.codes)) for x in (a, b)]
-        if any(len(planes) != 1 or len(planes[0].grid) != 2 for planes in met):
-            return None
-        (first,), (second,) = met
-        if first.box != second.box or min(first.cells, second.cells) < 2:
-            return None
-        if first.grid[0] == second.grid[1] == 1:
-            return self._crossing(b, a)
-        if first.grid[1] != 1 or second.grid[0] != 1:
-            return None
-        rows, columns = torch.broadcast_tensors(compact(a.codes), compact(b.codes))  # type: ignore[no-untyped-call]
-        (image, row), (other, column) = self._planes.split(rows, first), self._planes.split(columns, second)
-        if bool((image != other).any()) or bool((rows < 0).any()) or bool((columns < 0).any()):
-            return None
-        plane = self._planes.grid(first.grid[0], second.grid[1], first.box)
-        codes = (plane.base + image * plane.cells + row * plane.columns + column).to(torch.int32)
-        return a._replace(codes=codes.expand(a.shape), crossed=True, copies=None)
+    def _crossing(self, left: Places, right: Places) -> Places | None:
+        """Return the cells in which the rows of one operand cross the columns of the other, as in strip pooling.
 
-    def _distinct(self, fine: Places, coarse: Places, node: Node) -> bool:
-        """Check that each coarser cell has one value for all finer cells in it: it is one element, or copies of one."""
-        ndim = fine.codes.ndim
-        axes = [dim for dim in range(ndim) if cells_vary(self._planes, fine.codes, dim) and self._work.varies(node, dim, ndim)]
-        if any(same_along(coarse.codes, dim) for dim in axes):
+        Return None if they are not one value for each row and one for each column of the same part of the image.
+        """
+        left_planes, right_planes = self._planes.of(compact(left.codes)), self._planes.of(compact(right.codes))
+        if any(len(planes) != 1 or len(planes[0].grid) != 2 for planes in (left_planes, right_planes)):
+            return None
+        (left_plane,), (right_plane,) = left_planes, right_planes
+        if left_plane.box != right_plane.box or min(left_plane.cells, right_plane.cells) < 2:
+            return None
+        if left_plane.grid[0] == right_plane.grid[1] == 1:  # the columns come first
+            return self._crossing(right, left)
+        if left_plane.grid[1] != 1 or right_plane.grid[0] != 1:
+            return None
+        row_codes, column_codes = torch.broadcast_tensors(compact(left.codes), compact(right.codes))  # type: ignore[no-untyped-call]
+        row_image, row = self._planes.split(row_codes, left_plane)
+        column_image, column = self._planes.split(column_codes, right_plane)
+        if bool((row_image != column_image).any()) or bool((row_codes < 0).any()) or bool((column_codes < 0).any()):
+            return None
+        plane = self._planes.grid(left_plane.grid[0], right_plane.grid[1], left_plane.box)
+        codes = (plane.base + row_image * plane.cells + row * plane.columns + column).to(torch.int32)
+        return left._replace(codes=codes.expand(left.shape), crossed=True, copies=None)
+
+    def _has_one_value_per_cell(self, fine: Places, coarse: Places, coarse_node: Node) -> bool:
+        """Check whether the coarser operand has one value for all finer cells in each cell: one element, or copies of it."""
+        ndim, planes = fine.codes.ndim, self._planes
+        varying = [
+            dim for dim in range(ndim) if cells_vary(planes, fine.codes, dim) and self._work.varies(coarse_node, dim, ndim)
+        ]
+        if any(same_along(coarse.codes, dim) for dim in varying):
             return False
         if coarse.copies is not None:
             return True
-        stored = coarse.codes
+        codes = coarse.codes
         for dim in range(ndim):
-            stored = stored if dim in axes or cells_vary(self._planes, stored, dim) else stored.narrow(dim, 0, 1)
-        real = stored[stored >= 0]
-        return len(torch.unique(real)) == len(real)
+            is_repeated = dim not in varying and not cells_vary(planes, codes, dim)
+            codes = codes.narrow(dim, 0, 1) if is_repeated else codes
+        cell_codes = codes[codes >= 0]
+        return len(torch.unique(cell_codes)) == len(cell_codes)
 
-    def _specials(self, a: Places, b: Places) -> tuple[Places, Places]:
-        """Return both with each other's codes where one is a constant; elements that are lost or foreign in one are lost in both."""
-        first, second = a.codes, b.codes
-        if not bool((first < 0).any()) and not bool((second < 0).any()):
-            return a, b
-        one = torch.where((first < 0) & (first > -3), second, first)
-        two = torch.where((second < 0) & (second > -3), first, second)
-        gone = (one < -2) | (two < -2)
-        one, two = (codes.masked_fill(gone, LOST) for codes in (one, two))
-        return a._replace(codes=one), b._replace(codes=two)
+    def _without_constants(self, left: Places, right: Places) -> tuple[Places, Places]:
+        """Give padding and learned elements of each operand the place of the element that they meet in the other.
 
-    def _of_sets(self, a: Places, b: Places) -> Places:
-        """Choose between two sets whose members meet: words before learned tokens, tokens of an image before others."""
-        first, second = (b, a) if self._rank(b) > self._rank(a) else (a, b)
-        axes = range(first.codes.ndim - 1)
-        if any(same_along(first.codes, dim) and not same_along(second.codes, dim) for dim in axes):
+        Elements that are lost or foreign in one operand become lost in both.
+        """
+        left_codes, right_codes = left.codes, right.codes
+        if not bool((left_codes < 0).any()) and not bool((right_codes < 0).any()):
+            return left, right
+        new_left = torch.where((left_codes < 0) & (left_codes > FOREIGN), right_codes, left_codes)
+        new_right = torch.where((right_codes < 0) & (right_codes > FOREIGN), left_codes, right_codes)
+        is_lost = (new_left < LEARNED) | (new_right < LEARNED)
+        new_left, new_right = new_left.masked_fill(is_lost, LOST), new_right.masked_fill(is_lost, LOST)
+        return left._replace(codes=new_left), right._replace(codes=new_right)
+
+    def _of_sets(self, left: Places, right: Places) -> Places:
+        """Choose between two sets of tokens that lie nowhere, such as words before their learned positions, or raise `Unproven`."""
+        chosen, other = (right, left) if self._rank(right) > self._rank(left) else (left, right)
+        token_axes = range(chosen.codes.ndim - 1)
+        if any(same_along(chosen.codes, dim) and not same_along(other.codes, dim) for dim in token_axes):
             raise Unproven(self._work.name)
-        one_set = self._planes.of(first.codes) == self._planes.of(second.codes)
-        if one_set and not any(same_along(second.codes, dim) and not same_along(first.codes, dim) for dim in axes):
-            raise Unproven(self._work.name)  # other members of the same set
-        return first
+        is_one_set = self._planes.of(chosen.codes) == self._planes.of(other.codes)
+        other_is_one_token = any(same_along(other.codes, dim) and not same_along(chosen.codes, dim) for dim in token_axes)
+        if is_one_set and not other_is_one_token:  # other members of the same set
+            raise Unproven(self._work.name)
+        return chosen
 
     def _rank(self, places: Places) -> tuple[bool, bool, bool]:
-        met = self._planes.of(places.codes)
-        given = any(plane.name.startswith(("word", "foreign")) for plane in met)
-        return bool((self._planes.images_of(places.codes) >= 0).any()), given, bool(met)
+        """Return the rank of a set of tokens, the larger the more it says: is it of an image, from an input, and has it tokens?"""
+        sets = self._planes.of(places.codes)
+        is_from_input = any(plane.name.startswith(("word", "foreign")) for plane in sets)
+        is_of_image = bool((self._planes.images_of(places.codes) >= 0).any())
+        return is_of_image, is_from_input, bool(sets)
 
 
 def with_added(work: Work, made: Places, node: Node) -> Places:
-    """Return the places of a result to which another tensor was added."""
+    """Return the places of a product of matrices, `made`, after the tensor `node` was added to it, such as a bias.
+
+    Raises:
+        Unproven: If the added tensor comes from other places, or from unknown ones and differs between positions.
+    """
     term = work.places(node)
     if term.kind == "learned" or term.positions or made.columns is not None or not made.placed:
         return made
-    meeting, out = _Meeting(work), work.step.outs[0]
-    assert out is not None  # noqa: S101 - it is a tensor
+    meeting, result_node = _Meeting(work), work.step.outs[0]
+    assert result_node is not None  # noqa: S101 - it is a tensor
     if term.placed:
-        return meeting.of(made, out, _wide(term, made.shape), node)
+        return meeting.places_of(made, result_node, _broadcast(term, made.shape), node)
     if not meeting.uniform(node, made):
         raise Unproven(term.name or work.name)
     return made
 
 
-def _cells(planes: Planes, codes: Tensor) -> int:
+def _most_cells(planes: Planes, codes: Tensor) -> int:
     return max((plane.cells if plane.grid else 1 for plane in planes.of(compact(codes))), default=0)
 
 
 def cells_vary(planes: Planes, codes: Tensor, dim: int) -> bool:
-    """Check whether codes differ along an axis by more than their image."""
+    """Check whether position codes name different cells along an axis, rather than one cell in each image of the batch."""
     if same_along(codes, dim):
         return False
     if planes.images == 1:
         return True
     stored = compact(codes)
-    local = stored.clone()
+    codes_in_first_image = stored.clone()
     for plane in planes.of(stored):
-        here = (stored >= plane.base) & (stored < plane.base + plane.cells * planes.images)
-        local = torch.where(here, plane.base + (stored - plane.base) % plane.cells, local)
-    return not same_along(local, dim)
+        belongs = (stored >= plane.base) & (stored < plane.base + plane.cells * planes.images)
+        codes_in_first_image = torch.where(belongs, plane.base + (stored - plane.base) % plane.cells, codes_in_first_image)
+    return not same_along(codes_in_first_image, dim)
 
 
 def evener(planes: Planes, a: Places, b: Places) -> Places | None:
@@ -316,43 +379,52 @@ def evener(planes: Planes, a: Places, b: Places) -> Places | None:
     Such grids come from a padded convolution and a pooling that overhangs. The centers of cells that meet may be at most half a cell
     apart.
     """
-    of = [planes.of(compact(x.codes)) for x in (a, b)]
-    if any(len(met) != 1 or not met[0].grid for met in of) or of[0] == of[1] or of[0][0].grid != of[1][0].grid:
+    a_planes, b_planes = planes.of(compact(a.codes)), planes.of(compact(b.codes))
+    if len(a_planes) != 1 or len(b_planes) != 1:
         return None
-    both = pairs(a.codes, b.codes)
-    (low, high), (start, stop) = (planes.boxes(both[:, i]) for i in (0, 1))
-    images = [planes.images_of(both[:, i]) for i in (0, 1)]
-    apart = ((low + high) - (start + stop)).abs() / 2
-    if bool((apart > torch.minimum(high - low, stop - start) / 2 + 1e-6).any()) or bool((images[0] != images[1]).any()):
+    (a_plane,), (b_plane,) = a_planes, b_planes
+    if not a_plane.grid or a_plane == b_plane or a_plane.grid != b_plane.grid:
         return None
-    box, image = of[0][0].box, planes.input
-    return a if box.bottom <= image.bottom + 1e-6 and box.right <= image.right + 1e-6 else b
+    met_codes = pairs(a.codes, b.codes)
+    a_codes, b_codes = met_codes[:, 0], met_codes[:, 1]
+    (a_start, a_stop), (b_start, b_stop) = planes.boxes(a_codes), planes.boxes(b_codes)
+    between_centers = ((a_start + a_stop) - (b_start + b_stop)).abs() / 2
+    half_cell = torch.minimum(a_stop - a_start, b_stop - b_start) / 2 + 1e-6
+    if bool((between_centers > half_cell).any()) or bool((planes.images_of(a_codes) != planes.images_of(b_codes)).any()):
+        return None
+    box, image = a_plane.box, planes.input
+    ends_with_image = box.bottom <= image.bottom + 1e-6 and box.right <= image.right + 1e-6
+    return a if ends_with_image else b
 
 
 def pairs(a: Tensor, b: Tensor) -> Tensor:
-    """Return each pair of codes that meet elementwise, `(pairs, 2)`, without padding."""
-    wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
-    first, second = (x.flatten().long() for x in wide)
-    both = (first >= 0) & (second >= 0)
-    first, second = first[both], second[both]
-    span = int(second.max()) + 1 if len(second) else 1
-    met = torch.unique(first * span + second)  # one number for each pair: rows would be sorted far more slowly
-    return torch.stack((met // span, met % span), 1)
+    """Return the distinct pairs of position codes that meet elementwise in two tensors, `(pairs, 2)`, without padding."""
+    a_wide, b_wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
+    a_codes, b_codes = a_wide.flatten().long(), b_wide.flatten().long()
+    is_pair = (a_codes >= 0) & (b_codes >= 0)
+    a_codes, b_codes = a_codes[is_pair], b_codes[is_pair]
+    span = int(b_codes.max()) + 1 if len(b_codes) else 1
+    pair_numbers = torch.unique(a_codes * span + b_codes)  # one number for each pair: rows would be sorted far more slowly
+    return torch.stack((pair_numbers // span, pair_numbers % span), 1)
 
 
 def within(planes: Planes, fine: Tensor, coarse: Tensor) -> bool:
-    """Check whether the center of each cell lies in the coarser cell that it meets; constants may meet any cell."""
+    """Check whether the center of each cell lies in the coarser cell of the same image that it meets, to within half a cell.
+
+    `fine` and `coarse` are position codes. Constants, and tokens that lie nowhere, may meet any cell.
+    """
     if equal(fine, coarse):
         return True
-    both = pairs(fine, coarse)
-    (low, high), (start, stop) = (planes.boxes(both[:, i]) for i in (0, 1))
-    middle = (low + high) / 2
-    slack = (high - low) / 2 + 1e-6
-    inside = (middle >= start - slack) & (middle <= stop + slack)
+    met_codes = pairs(fine, coarse)
+    fine_codes, coarse_codes = met_codes[:, 0], met_codes[:, 1]
+    (fine_start, fine_stop), (coarse_start, coarse_stop) = planes.boxes(fine_codes), planes.boxes(coarse_codes)
+    center = (fine_start + fine_stop) / 2
+    slack = (fine_stop - fine_start) / 2 + 1e-6
+    is_inside = (center >= coarse_start - slack) & (center <= coarse_stop + slack)
     if planes.frames:
-        (begin, end), (first, last) = (planes.times(both[:, i]) for i in (0, 1))
-        now = (begin + end) / 2
-        inside &= ((now >= first) & (now <= last)).unsqueeze(-1)
-    images = [planes.images_of(both[:, i]) for i in (0, 1)]
-    grid = ~middle.isnan().any(1) & ~start.isnan().any(1)
-    return bool(inside[grid].all()) and bool((images[0] == images[1])[grid].all())
+        (fine_begin, fine_end), (coarse_begin, coarse_end) = planes.times(fine_codes), planes.times(coarse_codes)
+        middle = (fine_begin + fine_end) / 2
+        is_inside &= ((middle >= coarse_begin) & (middle <= coarse_end)).unsqueeze(-1)
+    is_same_image = planes.images_of(fine_codes) == planes.images_of(coarse_codes)
+    have_cells = ~center.isnan().any(1) & ~coarse_start.isnan().any(1)
+    return bool(is_inside[have_cells].all()) and bool(is_same_image[have_cells].all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from visattn.geometry import Box
 
 
 def convolved(work: Work) -> Result:
-    """Mix channels by a kernel: cells lie at its center if its mass does. It is the same at all positions, so its own origin is free.
+    """Return the places of a convolution: each result lies in the middle of the cells that it reads, if the kernel is centered.
 
-    A kernel with a single tap that is not zero moves cells.
+    A kernel with a single tap that is not zero moves cells. The kernel is the same at all positions, so its own origin is free.
 
     Raises:
         Unproven: If the kernel leans to one side.
@@ -30,65 +31,68 @@ def convolved(work: Work) -> Result:
     source = work.places(work.get("input"))
     if not work.counts(source):
         raise Unproven("a kernel that comes from the image")
-    weight = work.facts(work.get("weight")).shape
-    axes = len(weight) - 2
+    kernel_size = work.facts(work.get("weight")).shape[2:]
+    axes = len(kernel_size)
     stride, padding, dilation = (
         _sides(work.get(key, default), axes) for key, default in (("stride", 1), ("padding", 0), ("dilation", 1))
     )
-    reach = tuple((side - 1) * gap + 1 for side, gap in zip(weight[2:], dilation, strict=True))
-    turned = bool(work.get("transposed", False))
-    merged = source._replace(copies=None).each(lambda codes: through(work.planes, codes, 1, 1))
-    assert merged is not None  # noqa: S101 - `through` raises
-    many = not same_along(source.codes, 1) and work.shape[1] > 1
-    kernel = work.step.kernel
-    if all(same_along(source.codes, -1 - axis) for axis in range(axes)):  # channels of one token, as in ECA
-        kernel = None
+    reach = tuple((side - 1) * gap + 1 for side, gap in zip(kernel_size, dilation, strict=True))
+    transposed = bool(work.get("transposed", False))
+    one_channel = source._replace(copies=None).each(partial(through, work.planes, dim=1, size=1))
+    assert one_channel is not None  # noqa: S101 - `through` raises
+    mixes_cells = not same_along(source.codes, 1) and work.shape[1] > 1
+    has_one_cell = all(same_along(source.codes, -1 - axis) for axis in range(axes))  # a line of channels of one token, as in ECA
+    kernel = None if has_one_cell else work.step.kernel
     if kernel is not None and kernel.tap is not None and set(stride) == {1}:
-        tap, how = kernel.tap, (stride, padding, dilation, turned, _sides(work.get("output_padding", 0), axes))
-        return [_finished(merged.each(lambda codes: _moved(work, codes, weight[2:], tap, how)), source, axes, many)]
+        settings = stride, padding, dilation, transposed, _sides(work.get("output_padding", 0), axes)
+        moved = one_channel.each(partial(_moved, work, kernel_size=kernel_size, tap=kernel.tap, settings=settings))
+        return [_finished(moved, source, axes, mixes_cells)]
     if kernel is not None and not kernel.centered:
         raise Unproven(f"{work.name} by a kernel that leans to one side")
-    made = merged.each(lambda codes: resampled(work, codes, axes, reach, stride, padding, transposed=turned))
-    return [_finished(made, source, axes, many)]
+    made = one_channel.each(
+        partial(resampled, work, axes=axes, reach=reach, stride=stride, padding=padding, transposed=transposed)
+    )
+    return [_finished(made, source, axes, mixes_cells)]
 
 
-def _moved(work: Work, codes: Tensor, taps: Sequence[int], tap: Sequence[int], how: tuple[Any, ...]) -> Tensor:
-    """Return codes `(images, 1, ...)` behind a kernel that reads one cell: they are convolved by a kernel with a one there."""
-    one = torch.zeros(1, 1, *taps, dtype=torch.float64, device=work.device)
-    one[(0, 0, *tap)] = 1
-    moved = torch.ops.aten.convolution((codes + 1).double(), one, None, *how, 1) - 1
-    made: Tensor = moved.round().int().expand(work.shape)
-    return made
+def _moved(work: Work, codes: Tensor, kernel_size: Sequence[int], tap: Sequence[int], settings: tuple[Any, ...]) -> Tensor:
+    """Return position codes `(images, 1, ...)` behind a kernel that reads one cell, as a kernel with a one there moves them."""
+    shift = torch.zeros(1, 1, *kernel_size, dtype=torch.float64, device=work.device)
+    shift[(0, 0, *tap)] = 1
+    moved = torch.ops.aten.convolution((codes + 1).double(), shift, None, *settings, 1) - 1  # padding becomes -1
+    rounded: Tensor = moved.round().int().expand(work.shape)
+    return rounded
 
 
 def pooled(work: Work) -> Result:
-    """Pooling with a kernel."""
-    source, axes = work.main(), 3 if "3d" in work.name else 1 if "1d" in work.name else 2
-    size = _sides(work.get("kernel_size"), axes)
-    stride = _sides(work.get("stride") or size, axes)
+    """Return the places of a pooling with a kernel: each result lies in the middle of the cells that it reads."""
+    source = work.main()
+    axes = 3 if "3d" in work.name else 1 if "1d" in work.name else 2
+    kernel_size = _sides(work.get("kernel_size"), axes)
+    stride = _sides(work.get("stride") or kernel_size, axes)
     padding, dilation = (_sides(work.get(key, default), axes) for key, default in (("padding", 0), ("dilation", 1)))
-    reach = tuple((side - 1) * gap + 1 for side, gap in zip(size, dilation, strict=True))
+    reach = tuple((side - 1) * gap + 1 for side, gap in zip(kernel_size, dilation, strict=True))
     return _over_channels(work, source, axes, lambda codes: resampled(work, codes, axes, reach, stride, padding))
 
 
 def adapted(work: Work) -> Result:
-    """Pooling to a size, and resizing."""
+    """Return the places of a resizing, or of a pooling to a given size: its cells divide the image evenly."""
     source = work.main()
     axes = 3 if "3d" in work.name else 1 if "1d" in work.name else 2
     try:
         return _over_channels(work, source, axes, lambda codes: resampled(work, codes, axes, None, None, None))
     except Unproven:
-        if "nearest" not in work.name:
+        if "nearest" not in work.name:  # which may also be a choice among the old cells
             raise
         return [_taken(work, source)]
 
 
 def _taken(work: Work, source: Places) -> Places:
-    """Resize to the nearest cells, as a choice of cells: each keeps its own place."""
+    """Return the places of a resizing to the nearest, as a choice of cells: each keeps its place, and repeated ones are copies."""
     moved = source._replace(copies=None).each(lambda codes: _resized(work, codes.double()).int())
     assert moved is not None  # noqa: S101 - it always succeeds
-    number = _resized(work, torch.arange(source.shape.numel(), dtype=torch.float64, device=work.device).view(source.shape))
-    occurrence = occurrences(number)
+    numbers = torch.arange(source.shape.numel(), dtype=torch.float64, device=work.device).view(source.shape)
+    occurrence = occurrences(_resized(work, numbers))
     if not bool(occurrence.any()) or not source.placed:
         return moved
     copies = torch.zeros_like(occurrence) if source.copies is None else _resized(work, source.copies.double()).int()
@@ -96,31 +100,33 @@ def _taken(work: Work, source: Places) -> Places:
 
 
 def _resized(work: Work, maps: Tensor) -> Tensor:
-    """Apply a resizing to other maps."""
-    op = getattr(torch.ops.aten, work.name.replace("adaptive_max", "adaptive_avg").replace("mkldnn_", "_"))
-    made: Tensor = op(
-        maps, **{key: value for key, value in work.step.given.items() if key not in ("self", "input", "out", "indices")}
-    )
-    return made
+    """Apply the resizing of this step to other maps; a maximum is replaced by the mean over the same area."""
+    operation = getattr(torch.ops.aten, work.name.replace("adaptive_max", "adaptive_avg").replace("mkldnn_", "_"))
+    settings = {key: value for key, value in work.step.given.items() if key not in ("self", "input", "out", "indices")}
+    resized: Tensor = operation(maps, **settings)
+    return resized
 
 
 def _over_channels(work: Work, source: Places, axes: int, change: Callable[[Tensor], Tensor]) -> Result:
-    """Apply a change to the codes of one channel, if all channels have the same."""
-    channel = source.codes.ndim - axes - 1
-    alike = channel >= 0 and same_along(source.codes, channel)
+    """Return places to whose codes a pooling or resizing was applied; only once, if all channels have the same codes."""
+    channel_axis = source.codes.ndim - axes - 1
+    channels_agree = channel_axis >= 0 and same_along(source.codes, channel_axis)
 
-    def each(codes: Tensor) -> Tensor:
-        return change(codes.narrow(channel, 0, 1) if alike else codes) if channel >= 0 else change(codes[None])[0]
+    def change_maps(codes: Tensor) -> Tensor:
+        if channel_axis < 0:  # a map without a channel axis
+            return change(codes[None])[0]
+        return change(codes.narrow(channel_axis, 0, 1) if channels_agree else codes)
 
-    made = source._replace(copies=None, others=None).each(each)
+    made = source._replace(copies=None, others=None).each(change_maps)
     return [_finished(made, source, axes, False)] + [work.unknown(out.shape) for out in work.outs[1:]]
 
 
-def _finished(made: Places | None, source: Places, axes: int, many: bool) -> Places:
+def _finished(made: Places | None, source: Places, axes: int, mixes_cells: bool) -> Places:
+    """Return the places of a convolution, pooling or resizing, with notes on how cells were mixed and weighted."""
     assert made is not None  # noqa: S101 - the change raises
-    merged = made.shape[-axes:] != source.shape[-axes:]
-    leaning = source.weighted if merged else source.leaning
-    return made._replace(mixture=made.mixture or many, leaning=leaning, copies=None, others=None)
+    is_resized = made.shape[-axes:] != source.shape[-axes:]
+    leaning = source.weighted if is_resized else source.leaning
+    return made._replace(mixture=made.mixture or mixes_cells, leaning=leaning, copies=None, others=None)
 
 
 def resampled(
@@ -133,80 +139,85 @@ def resampled(
     *,
     transposed: bool = False,
 ) -> Tensor:
-    """Return the codes after a kernel, or a resizing, over the last axes.
+    """Return position codes after a convolution or pooling, or a resizing (`reach` is None), of the last `axes` axes.
 
     Raises:
         Unproven: If the codes form no grid.
     """
-    shape, planes = work.shape, work.planes
-    kernel = reach is not None and stride is not None and padding is not None
-    slack = 1.0 if planes.pixels.holds(codes) else 0.5  # pixels are finer than any cell that is shown
-    if not kernel and not _reads_own(work, codes.shape[-axes:], codes.shape[-axes:], [0] * axes, slack):
+    shape = work.shape
+    old_size, new_size = codes.shape[-axes:], shape[-axes:]
+    has_kernel = reach is not None and stride is not None and padding is not None
+    if not has_kernel and not _reads_own(work, codes, old_size, [0] * axes):
         raise Unproven(work.name)
-    if codes.shape[-axes:] == shape[-axes:] and not transposed and (not kernel or _stays(reach, stride, padding)):  # type: ignore[arg-type]
+    if old_size == new_size and (not has_kernel or _stays(reach, stride, padding)):  # type: ignore[arg-type]
         return codes.expand(shape)
-    if transposed and codes.shape[-axes:] == shape[-axes:] and _stays(reach, stride, padding):  # type: ignore[arg-type]
-        return codes.expand(shape)
-    lead = codes.shape[: codes.ndim - axes]
-    if codes.shape[-axes:].numel() == 1 and shape[-axes:].numel() == 1:
+    if old_size.numel() == 1 and new_size.numel() == 1:
         return codes.expand(shape)
     if axes == 1:
         return _on_line(work, codes, reach, stride)
     if axes == 3 and codes.ndim == 5:
         return _resampled_clip(work, codes[:, 0], reach, stride, padding)
-    if axes != 2 or codes.ndim not in (3, 4) or (len(lead) == 2 and lead[1] != 1):
+    has_channels = codes.ndim == 4 and codes.shape[1] != 1  # which have different codes
+    if axes != 2 or codes.ndim not in (3, 4) or has_channels:
         raise Unproven(work.name)
+    geometry = Geometry2d(reach, stride, padding) if has_kernel else None  # type: ignore[arg-type]
+    return _resampled_maps(work, codes, geometry, transposed=transposed)
+
+
+def _resampled_maps(work: Work, codes: Tensor, geometry: Geometry2d | None, *, transposed: bool) -> Tensor:
+    """Return position codes `(B, H, W)` or `(B, 1, H, W)` after a kernel, or resizing (`geometry` is None), or raise."""
+    planes, (rows, columns) = work.planes, work.shape[-2:]
     maps = codes.flatten(0, 1) if codes.ndim == 4 else codes
-    geometry = None if not kernel else Geometry2d(reach, stride, padding)  # type: ignore[arg-type]
-    plane, before = planes.raster(maps)
+    plane, lines_before = planes.raster(maps)
     if plane is None and geometry is not None and not transposed:
-        plane, before = planes.bordered(maps, geometry.reach, geometry.stride)
+        plane, lines_before = planes.bordered(maps, geometry.reach, geometry.stride)
     if plane is None:
         return _tiled(work, maps, geometry)
     image, _ = planes.split(maps.flatten(1).amax(1), plane)
-    rows, columns = shape[-2:]
-    box = _covered(plane, before, rows, columns, geometry, transposed=transposed)
-    if not _meets(plane, box, rows, columns):
+    box = _covered(plane, lines_before, rows, columns, geometry, transposed=transposed)
+    if not _stays_inside(plane, box, rows, columns):
         raise Unproven(work.name)
-    if geometry is None and not _reads_own(work, maps.shape[1:], plane.grid[-2:], before, slack):
+    if geometry is None and not _reads_own(work, maps, plane.grid[-2:], lines_before):
         raise Unproven(work.name)
-    made = planes.codes(planes.grid(rows, columns, box, plane.frames)).view(-1, rows, columns)
-    made = made[image.long()]
-    return (made[:, None] if codes.ndim == 4 else made).expand(shape)
+    new_codes = planes.codes(planes.grid(rows, columns, box, plane.frames)).view(-1, rows, columns)[image.long()]
+    return (new_codes[:, None] if codes.ndim == 4 else new_codes).expand(work.shape)
 
 
-def _meets(plane: Plane, box: Box, rows: int, columns: int) -> bool:
-    """Check whether the center of each new cell is at most half a cell, of the coarser grid, outside of the plane it was made from."""
-    was = plane.box
-    return all(
-        start - max(old, new) - 1e-6 <= first + new and last - new <= stop + max(old, new) + 1e-6
-        for start, stop, old, first, last, new in (
-            (was.top, was.bottom, was.height / plane.grid[-2] / 2, box.top, box.bottom, box.height / rows / 2),
-            (was.left, was.right, was.width / plane.columns / 2, box.left, box.right, box.width / columns / 2),
-        )
-    )
+def _stays_inside(plane: Plane, box: Box, rows: int, columns: int) -> bool:
+    """Check whether the centers of new cells, spread over `box`, lie at most half a (coarser) cell outside of the old grid."""
+    old_box = plane.box
+    vertical = old_box.top, old_box.bottom, old_box.height / plane.grid[-2] / 2, box.top, box.bottom, box.height / rows / 2
+    horizontal = old_box.left, old_box.right, old_box.width / plane.columns / 2, box.left, box.right, box.width / columns / 2
+    for old_start, old_stop, old_half, start, stop, half in (vertical, horizontal):
+        slack = max(old_half, half)
+        begins_inside, ends_inside = old_start - slack - 1e-6 <= start + half, stop - half <= old_stop + slack + 1e-6
+        if not begins_inside or not ends_inside:
+            return False
+    return True
 
 
-def _reads_own(work: Work, size: Sequence[int], inner: Sequence[int], before: Sequence[int], slack: float) -> bool:
-    """Check whether a resizing reads each cell from around its center.
+def _reads_own(work: Work, codes: Tensor, plane_size: Sequence[int], lines_before: Sequence[int]) -> bool:
+    """Check whether a resizing reads each new cell from around its center.
 
     The operation itself says so, applied to the numbers of the lines that it reads. A maximum over an area reads where the mean does.
 
     Args:
         work: The resizing.
-        size: Size of the maps that it reads.
-        inner: Size of the plane in them, over which the new cells are spread evenly.
-        before: Lines before that plane.
-        slack: Distance that is near enough, in cells of the coarser grid.
+        codes: Position codes of the maps that it reads.
+        plane_size: Size of the plane in them, over which the new cells are spread evenly.
+        lines_before: Lines of padding before that plane.
     """
-    for axis, (length, own, first) in enumerate(zip(size, inner, before, strict=True)):
-        form = [1] * (len(size) + 2)
-        form[axis + 2] = length
-        lines = torch.arange(length, dtype=torch.float64).view(form).expand(1, 1, *size).contiguous()
-        read = _resized(work, lines)[0, 0].movedim(axis, -1)
-        scale = own / read.shape[-1]
-        claimed = first + (torch.arange(read.shape[-1], dtype=torch.float64) + 0.5) * scale - 0.5
-        if bool(((read - claimed).abs() > max(1, scale) * slack + 1e-6).any()):
+    map_size = codes.shape[codes.ndim - len(plane_size) :]
+    slack = 1.0 if work.planes.pixels.holds(codes) else 0.5  # in cells; pixels are finer than any cell that is shown
+    for axis, (length, own_length, first_line) in enumerate(zip(map_size, plane_size, lines_before, strict=True)):
+        along_axis = [1] * (len(map_size) + 2)
+        along_axis[axis + 2] = length
+        lines = torch.arange(length, dtype=torch.float64).view(along_axis).expand(1, 1, *map_size).contiguous()
+        read_lines = _resized(work, lines)[0, 0].movedim(axis, -1)
+        count = read_lines.shape[-1]
+        scale = own_length / count
+        center_lines = first_line + (torch.arange(count, dtype=torch.float64) + 0.5) * scale - 0.5
+        if bool(((read_lines - center_lines).abs() > max(1, scale) * slack + 1e-6).any()):
             return False
     return True
 
@@ -220,9 +231,9 @@ def _stays(reach: Sequence[int], stride: Sequence[int], padding: Sequence[float]
 
 
 def _covered(
-    plane: Plane, before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None, *, transposed: bool
+    plane: Plane, lines_before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None, *, transposed: bool
 ) -> Box:
-    """Return the box that a resampled plane covers.
+    """Return the box (part of the image) that the new grid of `rows` and `columns` covers behind a kernel or resizing.
 
     Cells of non-overlapping patches cover exactly the cells they read; other cells cover even shares around their centers.
     """
@@ -231,32 +242,31 @@ def _covered(
         return box
     sides = []
     for axis, (start, stop, count) in enumerate(((box.top, box.bottom, rows), (box.left, box.right, columns))):
-        scale = (stop - start) / plane.grid[axis - 2]
-        reach, step, padding = geometry.reach[axis], geometry.stride[axis], geometry.padding[axis]
+        cell_size = (stop - start) / plane.grid[axis - 2]
+        reach, stride, padding = geometry.reach[axis], geometry.stride[axis], geometry.padding[axis]
+        first_read = start - (lines_before[axis] + padding) * cell_size
         if transposed:
-            first = start + ((padding - (reach - 1) / 2) / step + 0.5 - before[axis]) * scale
-            sides.append(shared(first, scale / step, count, start, stop))
-            continue
-        begin = start - (before[axis] + padding) * scale
-        if reach == step and not padding:
-            sides.append((begin, begin + count * step * scale))
+            first_center = start + ((padding - (reach - 1) / 2) / stride + 0.5 - lines_before[axis]) * cell_size
+            sides.append(shared(first_center, cell_size / stride, count, start, stop))
+        elif reach == stride and not padding:  # patches
+            sides.append((first_read, first_read + count * stride * cell_size))
         else:
-            sides.append(shared(begin + reach / 2 * scale, step * scale, count, start, stop))
+            sides.append(shared(first_read + reach / 2 * cell_size, stride * cell_size, count, start, stop))
     (top, bottom), (left, right) = sides
     return Box(top, left, bottom, right)
 
 
 def _on_line(work: Work, codes: Tensor, reach: tuple[int, ...] | None, stride: tuple[int, ...] | None) -> Tensor:
-    """Return codes after a pooling over lines of tokens, whose windows do not overlap."""
-    count = work.shape[-1]
-    if reach is None and codes.shape[-1] % count == 0:
-        width = codes.shape[-1] // count
-    elif reach is not None and reach == stride and codes.shape[-1] == count * reach[0]:
+    """Return position codes after a pooling over lines of tokens, whose windows do not overlap, or raise `Unproven`."""
+    length, new_length = codes.shape[-1], work.shape[-1]
+    if reach is None and length % new_length == 0:
+        width = length // new_length
+    elif reach is not None and reach == stride and length == new_length * reach[0]:
         width = reach[0]
     else:
         raise Unproven(work.name)
-    tiles = codes.reshape(*codes.shape[:-1], count, width)
-    return through(work.planes, tiles, tiles.ndim - 1, 1)[..., 0].expand(work.shape)
+    windows = codes.reshape(*codes.shape[:-1], new_length, width)
+    return through(work.planes, windows, windows.ndim - 1, 1)[..., 0].expand(work.shape)
 
 
 def _resampled_clip(
@@ -266,138 +276,154 @@ def _resampled_clip(
     stride: tuple[int, ...] | None,
     padding: tuple[int, ...] | None,
 ) -> Tensor:
-    """Return the codes after a convolution or pooling of clips, from codes `(B, T, H, W)`."""
-    planes, shape = work.planes, work.shape
-    frames, rows, columns = shape[2:]
+    """Return position codes after a convolution or pooling of video clips, from codes `(B, T, H, W)`, or raise `Unproven`."""
+    planes, (new_frames, rows, columns) = work.planes, work.shape[2:]
     if reach is None or stride is None or padding is None:
         raise Unproven(work.name)
-    geometry, step = Geometry2d(reach[1:], stride[1:], padding[1:]), stride[0]  # type: ignore[arg-type]
-    if (frames, rows, columns) == (1, 1, 1) and reach == codes.shape[1:]:  # a patch of its own
-        return through(planes, codes.flatten(1), 1, 1).view(-1, 1, 1, 1, 1).expand(shape)
-    plane, before = planes.raster(codes.flatten(0, 1))
-    if plane is None or codes.shape[1] != plane.frames or not (frames - 1) * step < plane.frames <= frames * step:
+    geometry, frame_step = Geometry2d(reach[1:], stride[1:], padding[1:]), stride[0]  # type: ignore[arg-type]
+    if (new_frames, rows, columns) == (1, 1, 1) and reach == codes.shape[1:]:  # a patch of its own
+        return through(planes, codes.flatten(1), 1, 1).view(-1, 1, 1, 1, 1).expand(work.shape)
+    plane, lines_before = planes.raster(codes.flatten(0, 1))
+    if plane is None or codes.shape[1] != plane.frames:
         raise Unproven(work.name)
-    frame, _ = planes.split(codes.flatten(2).amax(2), plane)
+    if not (new_frames - 1) * frame_step < plane.frames <= new_frames * frame_step:
+        raise Unproven(work.name)
+    frame, _ = planes.split(codes.flatten(2).amax(2), plane)  # counted over all clips
     if bool((frame % plane.frames != torch.arange(plane.frames, device=codes.device)).any()):
         raise Unproven(work.name)
-    new = planes.grid(rows, columns, _covered(plane, before, rows, columns, geometry, transposed=False), frames)
-    return planes.codes(new)[(frame[:, 0] // plane.frames).long()][:, None].expand(shape)
+    box = _covered(plane, lines_before, rows, columns, geometry, transposed=False)
+    new_codes, image = planes.codes(planes.grid(rows, columns, box, new_frames)), frame[:, 0] // plane.frames
+    return new_codes[image.long()][:, None].expand(work.shape)
 
 
 def _tiled(work: Work, codes: Tensor, geometry: Geometry2d | None) -> Tensor:
-    """Return codes after a strided kernel within windows, where `(groups, rows, columns)` codes are not one image."""
+    """Return position codes after a strided kernel within windows `(windows, H, W)`, or raise `Unproven`."""
     rows, columns = work.shape[-2:]
-    if geometry is None or (rows * geometry.stride[0], columns * geometry.stride[1]) != codes.shape[1:]:
+    if geometry is None:
         raise Unproven(work.name)
-    tiles = codes.reshape(-1, rows, geometry.stride[0], columns, geometry.stride[1]).transpose(2, 3).flatten(3)
+    row_step, column_step = geometry.stride
+    if (rows * row_step, columns * column_step) != codes.shape[1:]:
+        raise Unproven(work.name)
+    tiles = codes.reshape(-1, rows, row_step, columns, column_step).transpose(2, 3).flatten(3)
     merged = through(work.planes, tiles, 3, 1)[..., 0]
     return (merged[:, None] if len(work.shape) == 4 else merged).expand(work.shape)
 
 
 def unfolded(work: Work) -> Result:
-    """Windows cut out of maps (`im2col`)."""
-    op = work.step.op
-    assert op is not None  # noqa: S101 - a step of the model
-    given = {key: value for key, value in work.step.given.items() if key != "self"}
-    made = work.main()._replace(copies=None).each(lambda codes: (op(codes.double() + 1, **given) - 1).int())
+    """Return the places of windows cut out of maps (`torch.nn.functional.unfold`): each element keeps its own."""
+    operation = work.step.op
+    assert operation is not None  # noqa: S101 - a step of the model
+    settings = {key: value for key, value in work.step.given.items() if key != "self"}
+    # codes are shifted by 1, so that the zeros of the padding become -1
+    made = work.main()._replace(copies=None).each(lambda codes: (operation(codes.double() + 1, **settings) - 1).int())
     assert made is not None  # noqa: S101 - it always succeeds
     return made
 
 
 def folded(work: Work) -> Result:
-    """Windows `(images, channels x taps, windows)` put back into an image; each must lie at its own cell."""
+    """Return the places of windows `(images, channels x taps, windows)` put back into an image (`torch.nn.functional.fold`)."""
     made = work.main()._replace(copies=None).each(lambda codes: _folded(work, codes))
     assert made is not None  # noqa: S101 - it raises
     return made
 
 
 def _folded(work: Work, codes: Tensor) -> Tensor:
-    kernel, stride, padding, size, dilation = (
+    """Return the position codes of an image made of windows, each of which must be put back at its cell, or raise `Unproven`."""
+    kernel_size, stride, padding, size, dilation = (
         _sides(work.get(name, default), 2)
         for name, default in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("output_size", 0), ("dilation", 1))
     )
-    planes = work.planes
+    planes, device = work.planes, codes.device
     grids = [plane for plane in planes.of(compact(codes)) if plane.grid]
     if codes.ndim != 3 or not same_along(codes, 1) or len(grids) != 1 or dilation != (1, 1):
         raise Unproven(work.name)
-    plane, windows = grids[0], codes[:, 0]
-    columns = (size[1] + 2 * padding[1] - kernel[1]) // stride[1] + 1
-    number = torch.arange(windows.shape[1], device=codes.device)
-    place = torch.stack([number // columns, number % columns], -1)
-    steps, taps, before = (torch.tensor(value, device=codes.device) for value in (stride, kernel, padding))
-    scale = torch.tensor([plane.box.height / size[0], plane.box.width / size[1]], dtype=torch.float64, device=codes.device)
-    origin = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=codes.device)
-    middle = (place * steps - before + taps / 2) * scale + origin
-    start, stop = planes.boxes(windows)
-    if not bool(((middle >= start - 1e-6) & (middle <= stop + 1e-6)).all()):
+    plane, window_codes = grids[0], codes[:, 0]
+    windows_in_row = (size[1] + 2 * padding[1] - kernel_size[1]) // stride[1] + 1
+    number = torch.arange(window_codes.shape[1], device=device)
+    row_and_column = torch.stack([number // windows_in_row, number % windows_in_row], -1)
+    steps, taps, before = (torch.tensor(value, device=device) for value in (stride, kernel_size, padding))
+    pixel_size = torch.tensor([plane.box.height / size[0], plane.box.width / size[1]], dtype=torch.float64, device=device)
+    origin = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=device)
+    center = (row_and_column * steps - before + taps / 2) * pixel_size + origin
+    start, stop = planes.boxes(window_codes)
+    if not bool(((center >= start - 1e-6) & (center <= stop + 1e-6)).all()):
         raise Unproven(work.name)
-    image = planes.images_of(windows)[:, 0].long()
-    made = planes.codes(planes.grid(size[0], size[1], plane.box))
-    return made[image][:, None].expand(work.shape)
+    image = planes.images_of(window_codes)[:, 0].long()
+    new_codes = planes.codes(planes.grid(size[0], size[1], plane.box))
+    return new_codes[image][:, None].expand(work.shape)
 
 
 def sampled(work: Work) -> Result:
-    """Values read at points `(N, rows, columns, 2)`: they count as those of the tokens that computed the points, with a drift."""
-    values, asking = work.places(work.get("input")), work.places(work.get(POINTS))
-    known = asking.placed or (asking.kind == "learned" and asking.located)
-    if not known or asking.columns is not None or not same_along(asking.codes, -1) or values.kind in ("lost", "foreign"):
+    """Return the places of values read at points `(N, rows, columns, 2)` that the model computes (`grid_sample`).
+
+    They count as those of the tokens that computed the points; a drift says how far the points lie from these tokens.
+
+    Raises:
+        Unproven: If the values or the points have no known places.
+    """
+    values, askers = work.places(work.get("input")), work.places(work.get(POINTS))
+    askers_known = askers.placed or (askers.kind == "learned" and askers.located)
+    if not askers_known or askers.columns is not None or not same_along(askers.codes, -1):
         raise Unproven(values.name or work.name)
-    codes, drift = asking.codes[..., 0], Drift()
+    if values.kind in ("lost", "foreign"):
+        raise Unproven(values.name or work.name)
+    asker_codes, drift = askers.codes[..., 0], Drift()
     if not all(plane.grid for plane in work.planes.of(values.codes)):  # members of a set, of which a token may read another one
         raise Unproven(work.name)
     if values.placed:
-        owner = _owner(work.planes, values.codes)
-        codes = work.planes.given(codes, owner.view(-1, 1, 1))
-        drift = _drift(work, values, codes)
-    made = codes[:, None].expand(work.shape)
-    mixture = asking.mixture or values.mixture
-    return asking._replace(kind="placed", codes=made, copies=None, others=None, mixture=mixture, drift=drift)
+        image = _image_of_maps(work.planes, values.codes)
+        asker_codes = work.planes.given(asker_codes, image.view(-1, 1, 1))
+        drift = _drift(work, values, asker_codes)
+    codes = asker_codes[:, None].expand(work.shape)
+    mixture = askers.mixture or values.mixture
+    return askers._replace(kind="placed", codes=codes, copies=None, others=None, mixture=mixture, drift=drift)
 
 
-def _drift(work: Work, values: Places, asking: Tensor) -> Drift:
-    """Return how far values that tokens `(N, rows, columns)` read lie from them."""
+def _drift(work: Work, values: Places, asker_codes: Tensor) -> Drift:
+    """Return how far values lie from the tokens, with codes `(N, rows, columns)`, that read them at computed points."""
     points = work.step.points
     if points is None:
         return UNKNOWN
     cells = None
     with suppress(Unproven):
-        cells = _asking_cells(work, values.codes, asking)
-    by_sets = not all(plane.grid for plane in work.planes.of(asking))
+        cells = _asking_cells(work, values.codes, asker_codes)
+    by_sets = not all(plane.grid for plane in work.planes.of(asker_codes))
     return values.drift.further(points.drift(cells), points, by_sets=by_sets)
 
 
-def _asking_cells(work: Work, values: Tensor, asking: Tensor) -> Cells:
-    """Return the cells of tokens `(N, rows, columns)` that read maps `(N, channels, rows, columns)`.
+def _asking_cells(work: Work, value_codes: Tensor, asker_codes: Tensor) -> Cells:
+    """Return the cells of tokens `(N, rows, columns)` that read maps `(N, channels, rows, columns)`, from position codes.
 
     Raises:
         Unproven: If the maps are no images, or the tokens lie on no grid, or belong to other images than the maps.
     """
-    planes, maps = work.planes, values[:, 0]
-    plane, before = planes.raster(maps)
-    whole = plane is not None and before == (0, 0) and plane.grid == tuple(maps.shape[1:]) and same_along(values, 1)
-    if plane is None or not whole:
+    planes, maps = work.planes, value_codes[:, 0]
+    plane, lines_before = planes.raster(maps)
+    if plane is None or lines_before != (0, 0) or plane.grid != tuple(maps.shape[1:]) or not same_along(value_codes, 1):
         raise Unproven(work.name)
-    asking = asking.narrow(2, 0, 1) if same_along(asking, 2) else asking
-    (low, high), image = planes.boxes(asking), planes.images_of(asking)
+    asker_codes = asker_codes.narrow(2, 0, 1) if same_along(asker_codes, 2) else asker_codes
+    (low, high), image = planes.boxes(asker_codes), planes.images_of(asker_codes)
     if bool(low.isnan().any()) or bool((image != planes.images_of(maps[:, :1, :1])).any()):
         raise Unproven(work.name)
-    center, size = ((low + high) / 2).flip(-1), (high - low).flip(-1)
+    center, size = ((low + high) / 2).flip(-1), (high - low).flip(-1)  # (x, y)
     if same_along(center, 0) and same_along(size, 0):
         center, size = center[:1], size[:1]
     box, columns, rows = plane.box, plane.columns, plane.grid[-2]
     aligned = bool(work.get("align_corners", False))  # then -1 and 1 are the centers of the first and the last cell
     shares = [(count - aligned) / count / 2 for count in (columns, rows)]
     sides = [[box.left + box.width / 2, box.top + box.height / 2], [box.width * shares[0], box.height * shares[1]]]
-    middle, reach = torch.tensor(sides, dtype=torch.float64, device=asking.device)
+    middle, reach = torch.tensor(sides, dtype=torch.float64, device=asker_codes.device)
     return Cells(center, size, middle, reach, int(work.get("padding_mode", 0)))
 
 
-def _owner(planes: Planes, codes: Tensor) -> Tensor:
+def _image_of_maps(planes: Planes, codes: Tensor) -> Tensor:
+    """Return the number of the image that each map belongs to, `(N,)`."""
     stored = compact(codes)
     return planes.images_of(stored).flatten(1).amax(1).expand(codes.shape[0])
 
 
 def _sides(value: Any, axes: int) -> tuple[int, ...]:  # noqa: ANN401
+    """Return an argument such as a kernel size as one number for each axis."""
     if isinstance(value, int):
         return (value,) * axes
     return tuple(value) * (axes if len(value) == 1 else 1)

@@ -69,38 +69,43 @@ class Arrangement:
 
     @cached_property
     def _swapped(self) -> bool | None:
-        """Order of the lead: True for blocks before heads, False for heads before blocks, None if groups must be gathered."""
+        """True if windows (blocks) come before heads in the lead, False if heads do; None if groups must be gathered one by one."""
         assert self.order is not None  # noqa: S101
         images, heads, blocks = self.order.shape
-        plain = torch.arange(self.order.numel(), device=self.order.device)
-        if torch.equal(self.order, plain.view(images, heads, blocks)):
+        in_turn = torch.arange(self.order.numel(), device=self.order.device)
+        if torch.equal(self.order, in_turn.view(images, heads, blocks)):
             return False
-        return True if torch.equal(self.order, plain.view(images, blocks, heads).transpose(1, 2)) else None
+        blocks_come_first = torch.equal(self.order, in_turn.view(images, blocks, heads).transpose(1, 2))
+        return True if blocks_come_first else None
 
     def take(self, tensor: Tensor) -> Tensor:
         """Rearrange an operand to `(B, heads, tokens, d)`, or to `(B, heads, blocks, tokens, d)` if there are indices."""
         if self.order is None:
             return tensor
-        (images, heads, blocks), rest = self.order.shape, tensor.shape[-2:]
+        (images, heads, blocks), token_shape = self.order.shape, tensor.shape[-2:]
         if self._swapped is None:
-            groups = tensor.reshape(-1, *rest)[self.order]
+            groups = tensor.reshape(-1, *token_shape)[self.order]
         elif self._swapped:
-            groups = tensor.reshape(images, blocks, heads, *rest).transpose(1, 2)
+            groups = tensor.reshape(images, blocks, heads, *token_shape).transpose(1, 2)
         else:
-            groups = tensor.reshape(images, heads, blocks, *rest)
+            groups = tensor.reshape(images, heads, blocks, *token_shape)
         return groups if self.query_index is not None else groups[:, :, 0]
 
     def take_bias(self, bias: Tensor, lead: Sequence[int]) -> Tensor:
-        """Rearrange a bias that broadcasts to `(*lead, q, k)`, as `take` does; axes along which it is shared get size 1."""
-        bias = bias.reshape(*(1,) * (len(lead) + 2 - bias.ndim), *bias.shape)
+        """Rearrange a bias that broadcasts to `(*lead, q, k)`, as attention scores are, to `(B, heads, [blocks,] q, k)`.
+
+        Axes along which it is shared, such as those of images, get size 1.
+        """
+        missing_axes = (1,) * (len(lead) + 2 - bias.ndim)
+        bias = bias.reshape(*missing_axes, *bias.shape)
         if self.order is None:
             return bias
-        own = torch.arange(bias[..., 0, 0].numel(), device=bias.device).view(bias.shape[:-2])
-        index = own.expand(*lead).flatten()[self.order]
+        number = torch.arange(bias[..., 0, 0].numel(), device=bias.device).view(bias.shape[:-2])
+        index = number.expand(*lead).flatten()[self.order]  # which bias each image, head and block uses
         for dim in range(3):
-            alike = index.narrow(dim, 0, 1)
-            if bool((alike == index).all()):
-                index = alike
+            first = index.narrow(dim, 0, 1)
+            if bool((first == index).all()):
+                index = first
         groups = bias.reshape(-1, *bias.shape[-2:])[index]
         return groups if self.query_index is not None else groups[:, :, 0]
 
@@ -132,17 +137,17 @@ class SampledArrangement(Arrangement):
 
 def unplaced(lead: Sequence[int], queries: int, keys: int, box: Box, reason: str) -> Arrangement:
     """Return an arrangement that only numbers the tokens: the weights are exact, but their locations are unknown."""
-    layouts = [TokenLayout("unknown", tuple(f"token{i}" for i in range(count)), (), box) for count in (queries, keys)]
+    query_layout, key_layout = (TokenLayout("unknown", tuple(f"token{i}" for i in range(n)), (), box) for n in (queries, keys))
     groups = 1
-    for side in lead:
-        groups *= side
+    for size in lead:
+        groups *= size
     batch = lead[0] if lead else 1
     order = torch.arange(groups).view(batch, -1, 1)
-    return Arrangement("unplaced", layouts[0], layouts[1], order, reason=reason)
+    return Arrangement("unplaced", query_layout, key_layout, order, reason=reason)
 
 
 def channels(lead: Sequence[int], queries: int, keys: int, box: Box, images: int) -> Arrangement:
-    """Return the arrangement of channels that attend to channels.
+    """Return the arrangement of a call in which channels attend to channels, from its leading axes and numbers of channels.
 
     Raises:
         Unplaced: If channels of several images are mixed.
@@ -150,15 +155,15 @@ def channels(lead: Sequence[int], queries: int, keys: int, box: Box, images: int
     groups = torch.Size(lead).numel()
     if groups % images:
         raise Unplaced("the channels of several images are mixed")
-    layouts = [TokenLayout("channels", tuple(f"channel{i}" for i in range(count)), (), box) for count in (queries, keys)]
-    return Arrangement("channel", layouts[0], layouts[1], torch.arange(groups).view(images, -1, 1))
+    query_layout, key_layout = (TokenLayout("channels", tuple(f"channel{i}" for i in range(n)), (), box) for n in (queries, keys))
+    return Arrangement("channel", query_layout, key_layout, torch.arange(groups).view(images, -1, 1))
 
 
 def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence[int], rows: int) -> Arrangement:
-    """Arrange the tokens of a call.
+    """Find image, head, window (block) and token of each query and key of an attention call, from their position codes.
 
     Args:
-        planes: Planes that the codes refer to.
+        planes: Planes (grids of cells, and sets of tokens) that the codes refer to.
         queries: `(*lead, q)` codes; None for learned queries, which have no location.
         keys: `(*lead, k)` codes.
         lead: Sizes of the axes before the token axis.
@@ -172,140 +177,166 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     """
     keys = keys.expand(*lead, keys.shape[-1]).reshape(-1, keys.shape[-1])
     image = _images(planes, keys, lead)
-    both = keys if queries is None else torch.cat([queries.expand(*lead, rows).reshape(-1, rows), keys], 1)
-    both = planes.given(both, image[:, None])
-    keys = both[:, both.shape[1] - keys.shape[1] :]
-    _, block = torch.unique(both, dim=0, return_inverse=True)
+    tokens = keys if queries is None else torch.cat([queries.expand(*lead, rows).reshape(-1, rows), keys], 1)
+    tokens = planes.given(tokens, image[:, None])
+    first_key = tokens.shape[1] - keys.shape[1]  # 0 if queries are learned
+    _, block = torch.unique(tokens, dim=0, return_inverse=True)
     order = _grouped(image, block, planes.images)
-    first = order[:, 0]  # (images, blocks)
-    local = planes.apart(_local(planes, both[first], image[first]), both.shape[1] - keys.shape[1])
-    key_layout, key_index = _canonical(planes, local[:, both.shape[1] - keys.shape[1] :], "tokens")
-    if any(len(torch.unique(block)) < len(block) for block in (index[index >= 0] for index in key_index)):
+    first_heads, blocks = order[:, 0], order.shape[2]
+    local = planes.apart(_local(planes, tokens[first_heads], image[first_heads]), first_key)
+    key_layout, key_index = _canonical(planes, local[:, first_key:], "tokens")
+    keys_of_blocks = [index[index >= 0] for index in key_index]
+    if any(len(torch.unique(index)) < len(index) for index in keys_of_blocks):
         raise Unplaced("a token occurs several times", of_places=True)
-    if queries is None:
-        if order.shape[2] > 1:
+    query_layout, query_index = _arranged_queries(planes, local[:, :first_key], rows, blocks)
+    # two sets may share names
+    is_self = query_layout == key_layout and planes.of(local[:, :rows]) == planes.of(local[:, rows:])
+    is_pool = bool(key_layout.grid) and not query_layout.grid and query_layout.space == POOL
+    kind: Kind = "pool" if is_pool else "self" if is_self else "cross"
+    if blocks > 1 or not _is_in_turn(query_index[0]) or not _is_in_turn(key_index[0]):
+        return Arrangement(kind, query_layout, key_layout, order, query_index, key_index)
+    is_lead_of_heads = len(lead) == 2 and _is_in_turn(order.flatten())
+    return Arrangement(kind, query_layout, key_layout, None if is_lead_of_heads else order)
+
+
+def _arranged_queries(planes: Planes, codes: Tensor, rows: int, blocks: int) -> tuple[TokenLayout, Tensor]:
+    """Return the layout of the queries of one image, and the number in it of each query of each window.
+
+    `codes` are position codes `(blocks, rows)`, or `(blocks, 0)` if all `rows` queries are learned and have no location.
+
+    Raises:
+        Unplaced: If there is no such layout.
+    """
+    if codes.shape[1] == 0:
+        if blocks > 1:
             raise Unplaced("learned queries attend within windows")
         names = tuple(f"query{i}" for i in range(rows))
-        query_layout, query_index = TokenLayout(POOL, names, (), planes.input), torch.arange(rows, device=keys.device)[None]
-    else:
-        query_layout, query_index = _canonical(planes, local[:, :rows], "tokens")
-        real = query_index[query_index >= 0]
-        if not query_layout.grid and order.shape[2] > 1 and query_layout.space == POOL:
-            raise Unplaced("learned queries attend within windows")
-        if real.numel() != torch.unique(real).numel():
-            raise Unplaced("a token is a query in several windows", of_places=True)
-    alike = query_layout == key_layout and planes.of(local[:, :rows]) == planes.of(local[:, rows:])  # two sets may share names
-    kind: Kind = "self" if alike else "cross"
-    if key_layout.grid and not query_layout.grid and query_layout.space == POOL:
-        kind = "pool"
-    plain = order.shape[2] == 1 and all(
-        torch.equal(index[0], torch.arange(index.shape[1], device=index.device)) for index in (query_index, key_index)
-    )
-    if plain:
-        trivial = len(lead) == 2 and torch.equal(order.flatten(), torch.arange(order.numel(), device=order.device))
-        return Arrangement(kind, query_layout, key_layout, None if trivial else order)
-    return Arrangement(kind, query_layout, key_layout, order, query_index, key_index)
+        return TokenLayout(POOL, names, (), planes.input), torch.arange(rows, device=codes.device)[None]
+    layout, index = _canonical(planes, codes, "tokens")
+    located = index[index >= 0]
+    if not layout.grid and blocks > 1 and layout.space == POOL:
+        raise Unplaced("learned queries attend within windows")
+    if located.numel() != torch.unique(located).numel():
+        raise Unplaced("a token is a query in several windows", of_places=True)
+    return layout, index
+
+
+def _is_in_turn(index: Tensor) -> bool:
+    """Check whether an index is 0, 1, 2, ..., so that it changes no order."""
+    return torch.equal(index, torch.arange(len(index), device=index.device))
 
 
 def _images(planes: Planes, keys: Tensor, lead: Sequence[int]) -> Tensor:
-    """Return the image index of each group of keys, `(groups,)`. Sets that no image has reached are the same for every image."""
-    image = planes.images_of(keys)
-    one = image.amax(1)
-    if bool(((image != one[:, None]) & (image >= 0)).any()):
+    """Return the image index of each group of keys, `(groups,)`, from their position codes.
+
+    Sets that no image has reached, such as object queries, are the same for every image.
+
+    Raises:
+        Unplaced: If a group has no image or several, or the groups come in another order than the images.
+    """
+    image_of_key = planes.images_of(keys)
+    image = image_of_key.amax(1)
+    if bool(((image_of_key != image[:, None]) & (image_of_key >= 0)).any()):
         raise Unplaced("tokens of several images attend to each other")
-    if bool((one < 0).any()):
+    if bool((image < 0).any()):
         if bool((keys < 0).all(1).any()):
             raise Unplaced("a window holds nothing but padding")
         if not lead or lead[0] != planes.images:
             raise Unplaced("its tokens come from parameters alone, not from the image")
-        one = torch.where(one < 0, _in_turn(one, planes.images), one)
-    if not planes.on_grid(keys) and bool((one != _in_turn(one, planes.images)).any()):  # heads may have been taken for images
+        image = torch.where(image < 0, _images_in_turn(image, planes.images), image)
+    # heads may have been taken for images
+    if not planes.on_grid(keys) and bool((image != _images_in_turn(image, planes.images)).any()):
         raise Unplaced("the images of the batch are arranged differently")
-    return one
+    return image
 
 
-def _in_turn(groups: Tensor, images: int) -> Tensor:
+def _images_in_turn(groups: Tensor, images: int) -> Tensor:
     """Return the image of each group if the groups of each image follow each other."""
     return torch.arange(len(groups), device=groups.device) * images // len(groups)
 
 
 def _grouped(image: Tensor, block: Tensor, images: int) -> Tensor:
-    """Return the index of each group, `(images, heads, blocks)`; groups with the same tokens are heads of one block."""
-    blocks: dict[tuple[int, int], list[int]] = {}
-    for group, key in enumerate(zip(image.tolist(), block.tolist(), strict=True)):
-        blocks.setdefault(key, []).append(group)
-    rows: list[list[list[int]]] = [[] for _ in range(images)]
-    for (number, _), groups in blocks.items():
-        rows[number].append(groups)
-    if not all(rows):
+    """Return the index of each group, `(images, heads, blocks)`; groups with the same tokens are heads of one window (block)."""
+    heads_of_blocks: dict[tuple[int, int], list[int]] = {}
+    for group, image_and_block in enumerate(zip(image.tolist(), block.tolist(), strict=True)):
+        heads_of_blocks.setdefault(image_and_block, []).append(group)
+    blocks_of_images: list[list[list[int]]] = [[] for _ in range(images)]
+    for (image_number, _), heads in heads_of_blocks.items():
+        blocks_of_images[image_number].append(heads)
+    if not all(blocks_of_images):
         raise Unplaced("it holds only some images of the batch")
-    heads, count = len(next(iter(blocks.values()))), len(rows[0])
-    if any(len(row) != count or any(len(groups) != heads for groups in row) for row in rows):
+    block_counts = {len(blocks) for blocks in blocks_of_images}
+    head_counts = {len(heads) for heads in heads_of_blocks.values()}
+    if len(block_counts) > 1 or len(head_counts) > 1:
         raise Unplaced("the images of the batch, or its windows, are arranged differently")
-    return torch.tensor(rows, device=image.device).transpose(1, 2)
+    return torch.tensor(blocks_of_images, device=image.device).transpose(1, 2)
 
 
 def _local(planes: Planes, codes: Tensor, image: Tensor) -> Tensor:
     """Reduce codes `(images, blocks, tokens)` to those of the first image, `(blocks, tokens)`; the others must be arranged the same."""
     local = codes.clone()
     for plane in planes.of(codes):
-        here = (codes >= plane.base) & (codes < plane.base + plane.cells * planes.images)
-        local = torch.where(here, codes - image[..., None] * plane.cells, local)
-    if bool((wrong := local != local[:1]).any()):
-        alone = not planes.on_grid(codes[wrong])
-        what = (
-            "tokens that lie nowhere in the image cannot be matched with the images"
-            if alone
-            else "the images of the batch are arranged differently"
-        )
-        raise Unplaced(what)
-    return local[0]
+        belongs = (codes >= plane.base) & (codes < plane.base + plane.cells * planes.images)
+        local = torch.where(belongs, codes - image[..., None] * plane.cells, local)
+    differs = local != local[:1]
+    if not bool(differs.any()):
+        return local[0]
+    if planes.on_grid(codes[differs]):
+        raise Unplaced("the images of the batch are arranged differently")
+    raise Unplaced("tokens that lie nowhere in the image cannot be matched with the images")
 
 
 def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, Tensor]:
-    """Return the layout of the codes of one image, `(blocks, tokens)`, and the canonical token index of each code."""
-    found = planes.of(codes)
-    grids = [plane for plane in found if plane.grid and plane.cells > 1]
+    """Return the layout of the tokens of one image, and the number in it of each code `(blocks, tokens)`; -1 for padding.
+
+    A layout begins with the tokens that lie nowhere, such as a class token; the cells of one grid follow, in raster order.
+
+    Raises:
+        Unplaced: If tokens lie on several grids.
+    """
+    all_planes = planes.of(codes)
+    grids = [plane for plane in all_planes if plane.grid and plane.cells > 1]
     if len(grids) > 1:
         sizes = " and ".join(" x ".join(map(str, plane.grid)) for plane in grids)
         raise Unplaced(f"tokens of several grids attend together: {sizes}")
-    if not grids and len(found) == 1 and found[0].grid:  # the whole image is one token
-        grids = found
+    if not grids and len(all_planes) == 1 and all_planes[0].grid:  # the whole image is one token
+        grids = all_planes
     plane = grids[0] if grids else None
-    loose = codes >= 0
+    is_off_grid = codes >= 0
     if plane is not None:
-        loose &= (codes < plane.base) | (codes >= plane.base + plane.cells)
+        is_off_grid &= (codes < plane.base) | (codes >= plane.base + plane.cells)
     index = torch.full_like(codes, -1, dtype=torch.int64)
-    tokens, index[loose] = _in_order(planes, codes, loose)
-    names = token_names(planes, tokens, "token" if grids else "query")
+    prefix_codes, index[is_off_grid] = _in_order(planes, codes, is_off_grid)
+    names = token_names(planes, prefix_codes, "token" if grids else "query")
     if plane is None:
-        words = bool(names) and all(name.startswith(_GIVEN) for name in names)
-        return TokenLayout(WORDS if words else POOL, names, (), planes.input), index
-    here = ~loose & (codes >= 0)
-    cell = (codes[here] - plane.base).long()
-    present = torch.unique(cell)
-    if len(present) < plane.cells:
-        part = planes.thinned(plane, cell)
-        if part is None:  # dropped tokens leave holes
-            index[here] = torch.searchsorted(present, cell) + len(tokens)
-            holes = torch.ones(plane.cells, dtype=torch.bool).index_fill_(0, present.cpu(), 0).nonzero().flatten()
-            return TokenLayout(space, names, plane.grid, plane.box, tuple(holes.tolist())), index
-        plane, cell = part
-    index[here] = cell + len(tokens)
-    return TokenLayout(space, names, plane.grid, plane.box), index
+        are_words = bool(names) and all(name.startswith(_GIVEN) for name in names)
+        return TokenLayout(WORDS if are_words else POOL, names, (), planes.input), index
+    is_on_grid = ~is_off_grid & (codes >= 0)
+    cell = (codes[is_on_grid] - plane.base).long()
+    present_cells = torch.unique(cell)
+    thinned = planes.thinned(plane, cell) if len(present_cells) < plane.cells else (plane, cell)
+    if thinned is None:  # dropped tokens leave holes
+        index[is_on_grid] = torch.searchsorted(present_cells, cell) + len(prefix_codes)
+        holes = torch.ones(plane.cells, dtype=torch.bool).index_fill_(0, present_cells.cpu(), 0).nonzero().flatten()
+        return TokenLayout(space, names, plane.grid, plane.box, tuple(holes.tolist())), index
+    thinned_plane, thinned_cell = thinned
+    index[is_on_grid] = thinned_cell + len(prefix_codes)
+    return TokenLayout(space, names, thinned_plane.grid, thinned_plane.box), index
 
 
-def _in_order(planes: Planes, codes: Tensor, loose: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct codes among the `loose` ones, and the index of each loose one in them.
+def _in_order(planes: Planes, codes: Tensor, is_off_grid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct codes of the tokens that lie on no grid, such as words, and the index of each such token in them.
 
     Members of a set keep its own order, so that they have the same names in every call. Sets come in the order of their first tokens.
     """
-    values, number = torch.unique(codes[loose], return_inverse=True)
-    at = loose.flatten().nonzero().flatten() % codes.shape[-1]
-    group = planes.numbers(values)
-    first = at.new_full((len(group) and int(group.max()) + 1,), codes.shape[-1]).scatter_reduce(0, group[number], at, "amin")
-    order = first[group].argsort(stable=True)
-    return values[order], order.argsort()[number]
+    tokens = codes.shape[-1]
+    distinct, number = torch.unique(codes[is_off_grid], return_inverse=True)
+    position = is_off_grid.flatten().nonzero().flatten() % tokens
+    set_number = planes.numbers(distinct)
+    set_count = len(set_number) and int(set_number.max()) + 1
+    first_positions = position.new_full((set_count,), tokens).scatter_reduce(0, set_number[number], position, "amin")
+    order = first_positions[set_number].argsort(stable=True)
+    return distinct[order], order.argsort()[number]
 
 
 POOL = "pool"  # space of learned queries
@@ -328,23 +359,22 @@ def token_names(planes: Planes, codes: Tensor, other: str = "token") -> tuple[st
     counts: Counter[str] = Counter()
     for code in codes:
         plane = planes.of(code[None])[0]
-        stem = plane.name.lower()
+        parameter = plane.name.lower()
         if not plane.name:
             name = "mean"
-        elif re.match("cls|class", stem):
+        elif re.match("cls|class", parameter):
             name = "cls"
-        elif stem.startswith("dist"):
+        elif parameter.startswith("dist"):
             name = "distillation"
         else:
-            base = next((base for base, pattern in _BASES.items() if re.match(pattern, stem)), other)
+            base = next((base for base, pattern in _BASES.items() if re.match(pattern, parameter)), other)
             number = planes.number(plane, int(code)) if base == "word" else counts[base]  # words as the caller counts them
             name = f"{base}{number}"
             counts[base] += 1
         if name in names:
             counts[name] += 1
-            name += (
-                f".{counts[name] + 1}" if name[-1].isdigit() else str(counts[name] + 1)
-            )  # `word1.2`, since `word12` is another
+            separator = "." if name[-1].isdigit() else ""  # `word1.2`, since `word12` is another
+            name += f"{separator}{counts[name] + 1}"
         names.append(name)
     return tuple(names)
 
@@ -377,20 +407,21 @@ def arrange_tokens(planes: Planes, codes: Tensor) -> Tokens | None:
     """Arrange the tokens of an activation `(B, N, D)`, `(B, H, W, D)` or `(B, D, H, W)`; None if they are not one complete layout."""
     if codes.ndim not in (3, 4) or codes.shape[0] != planes.images:
         return None
-    for channels in (codes.ndim - 1, 1):
-        alike = codes.narrow(channels, 0, 1)
-        if bool((codes == alike).all()):
+    for channel_axis in (codes.ndim - 1, 1):
+        first_channel = codes.narrow(channel_axis, 0, 1)
+        if bool((codes == first_channel).all()):
             break
-    else:
+    else:  # no axis along which all elements belong to one token
         return None
-    flat = alike.movedim(channels, -1).flatten(1)
+    token_codes = first_channel.movedim(channel_axis, -1).flatten(1)
     try:
-        image = _images(planes, flat, flat.shape[:1])
-        layout, index = _canonical(planes, _local(planes, flat[:, None], image[:, None]), "tokens")
+        image = _images(planes, token_codes, token_codes.shape[:1])
+        layout, index = _canonical(planes, _local(planes, token_codes[:, None], image[:, None]), "tokens")
     except Unplaced:
         return None
     order = index[0].argsort()
     numbers = torch.arange(len(layout), device=codes.device)
-    if index.shape[1] != len(layout) or not torch.equal(index[0][order], numbers):
+    is_complete = index.shape[1] == len(layout) and torch.equal(index[0][order], numbers)
+    if not is_complete:
         return None
-    return Tokens(layout, channels, None if torch.equal(order, numbers) else order)
+    return Tokens(layout, channel_axis, None if torch.equal(order, numbers) else order)

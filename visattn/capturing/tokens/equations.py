@@ -23,9 +23,10 @@ class Equation(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], ndim: Any = None) -> Equation | None:  # noqa: ANN401
-        """Parse the arguments of an einsum; `ndim` returns the number of axes of an operand.
+        """Parse the arguments of `torch.einsum`; an ellipsis becomes letters, and a missing result is written out.
 
-        Return None if axes are given as numbers, or if an operand has an axis twice.
+        `ndim` returns the number of axes of an operand, if operands are no tensors. Return None if axes are given as numbers, or if
+        an operand has an axis twice.
         """
         if not args or not isinstance(args[0], str):
             return None
@@ -34,18 +35,23 @@ class Equation(NamedTuple):
         letters = inputs.split(",")
         if len(letters) != len(operands):
             return None
-        count = ndim or (lambda operand: operand.ndim)
-        free = [letter for letter in ascii_letters if letter not in args[0]]
-        most = max((count(x) - len(names) + 3 for x, names in zip(operands, letters, strict=True) if "..." in names), default=0)
-        dots = "".join(free[:most])
-        written = [
-            names.replace("...", dots[len(dots) - (count(x) - len(names) + 3) :] if "..." in names else "")
-            for x, names in zip(operands, letters, strict=True)
+        count_axes = ndim or (lambda operand: operand.ndim)
+        unused_letters = [letter for letter in ascii_letters if letter not in args[0]]
+        hidden_axes = [  # axes of each operand that its ellipsis stands for
+            count_axes(operand) - len(names) + len("...") if "..." in names else None
+            for operand, names in zip(operands, letters, strict=True)
         ]
-        if not arrow:
+        most_hidden = max((hidden for hidden in hidden_axes if hidden is not None), default=0)
+        ellipsis = "".join(unused_letters[:most_hidden])
+        full_letters = [
+            names if hidden is None else names.replace("...", ellipsis[len(ellipsis) - hidden :])
+            for names, hidden in zip(letters, hidden_axes, strict=True)
+        ]
+        if not arrow:  # the result has all letters that occur once, in alphabetical order
             counts = Counter("".join(names.replace("...", "") for names in letters))
-            result = ("..." if dots else "") + "".join(sorted(letter for letter in counts if counts[letter] == 1))
-        result = result.replace("...", dots)
-        if any(len(set(names)) < len(names) for names in written):  # a diagonal
+            single_letters = sorted(letter for letter in counts if counts[letter] == 1)
+            result = ("..." if ellipsis else "") + "".join(single_letters)
+        result = result.replace("...", ellipsis)
+        if any(len(set(names)) < len(names) for names in full_letters):  # a diagonal
             return None
-        return cls(operands, written, result)
+        return cls(operands, full_letters, result)

@@ -23,7 +23,7 @@ PADDING = -1
 
 
 def compact(codes: Tensor) -> Tensor:
-    """Shrink expanded axes (stride 0) to size 1."""
+    """Return codes whose expanded axes (stride 0), along which all are the same, have size 1."""
     for dim, (stride, size) in enumerate(zip(codes.stride(), codes.shape, strict=True)):
         if stride == 0 and size > 1:
             codes = codes.narrow(dim, 0, 1)
@@ -31,8 +31,8 @@ def compact(codes: Tensor) -> Tensor:
 
 
 def _expanded(codes: Tensor, shape: torch.Size) -> Tensor:
-    """Expand codes to a shape, or beyond it where they are larger."""
-    return codes.expand([max(side, other) for side, other in zip(codes.shape, shape, strict=True)])
+    """Return codes expanded to a shape, or beyond it along axes where they are larger."""
+    return codes.expand([max(own_size, size) for own_size, size in zip(codes.shape, shape, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ class Pixels(NamedTuple):
 
     def holds(self, codes: Tensor) -> bool:
         """Check whether codes belong to this plane; only the first code is read."""
-        return bool(codes.numel()) and int(codes.flatten()[0] if codes.is_contiguous() else codes[(0,) * codes.ndim]) < self.codes
+        if not codes.numel():
+            return False
+        first_code = codes.flatten()[0] if codes.is_contiguous() else codes[(0,) * codes.ndim]
+        return int(first_code) < self.codes
 
 
 class Planes:
@@ -101,27 +104,29 @@ class Planes:
         return Pixels(self.images * max(self.frames, 1) * int(self.input.height) * int(self.input.width))
 
     def grid(self, rows: int, columns: int, box: Box, frames: int = 1) -> Plane:
-        """Return the plane of a grid over a box; create it if it is new. Grids of clips have an axis of frames."""
+        """Return the plane (a grid of numbered cells) over a box of the image; create it if it is new.
+
+        Grids of video clips have an axis of frames.
+        """
         box = Box(*map(float, box))
         grid = (frames, rows, columns) if self.frames else (rows, columns)
         key = *grid, tuple(round(side, 3) for side in box)
         return self._known.get(key) or self._add(key, grid, box, "")
 
     def set_of(self, name: str, count: int = 1) -> Plane:
-        """Return the plane of a set; create it if it is new."""
+        """Return the plane of a set (`count` tokens that lie nowhere in the image, such as words); create it if it is new."""
         return self._known.get((name, count)) or self._add((name, count), (), self.input, name, count)
 
     def choice(self, picked: Tensor) -> tuple[int, Plane]:
         """Return number and set of tokens that were picked by content, `(B, N)`: the same for the same tokens."""
-        number = next(
-            (at for at, one in enumerate(self.choices) if one.shape == picked.shape and torch.equal(one, picked)),
-            len(self.choices),
-        )
-        if number == len(self.choices):
+        same = [number for number, known in enumerate(self.choices) if known.shape == picked.shape and torch.equal(known, picked)]
+        number = same[0] if same else len(self.choices)
+        if not same:
             self.choices.append(picked)
         return number, self.set_of(f"query#{number}", picked.shape[1])
 
     def _add(self, key: object, grid: tuple[int, ...], box: Box, name: str, count: int = 1) -> Plane:
+        """Create a plane, whose codes follow those of all earlier planes, and remember it under `key`."""
         start = self._planes[-1].base + self._planes[-1].cells * self.images if self._planes else 0
         plane = self._known[key] = Plane(start if grid else start + count, grid, box, name, count)
         self._planes.append(plane)
@@ -129,13 +134,18 @@ class Planes:
         return plane
 
     def number(self, plane: Plane, code: int) -> int:
-        """Return the number of a member in its set. Sets that one table gave at several times are numbered on."""
+        """Return the number of a token in its set, from its position code.
+
+        Words that one table gave in several calls are several sets, such as `word#0` and `word#1`. They are numbered on.
+        """
         table = plane.name.rpartition("#")[0]
-        earlier = self._planes[: self._planes.index(plane)] if table else []
-        sets = {
-            known.name: known.count for known in earlier if known.name.rpartition("#")[0] == table and known.name != plane.name
+        earlier_planes = self._planes[: self._planes.index(plane)] if table else []
+        earlier_counts = {
+            earlier.name: earlier.count
+            for earlier in earlier_planes
+            if earlier.name.rpartition("#")[0] == table and earlier.name != plane.name
         }
-        return sum(sets.values()) + (code - plane.base) % plane.count
+        return sum(earlier_counts.values()) + (code - plane.base) % plane.count
 
     def members(self, plane: Plane) -> Tensor:
         """Return the codes of the members of a set before they meet an image, `(count,)`; a single image they meet at once."""
@@ -143,20 +153,21 @@ class Planes:
         return torch.arange(start, start + plane.count, dtype=torch.int32, device=self.device)
 
     def given(self, codes: Tensor, image: Tensor | int) -> Tensor:
-        """Return codes in which each member that had met no image belongs to `image`."""
+        """Return position codes in which each token of a set, such as a query, that had met no image belongs to `image`."""
         stored = compact(codes)
         for plane in self.sets(stored):
-            here = (stored >= plane.start) & (stored < plane.base)
-            stored = torch.where(here, stored + (1 + image) * plane.count, stored).to(torch.int32)
+            is_free = (stored >= plane.start) & (stored < plane.base)  # has met no image
+            stored = torch.where(is_free, stored + (1 + image) * plane.count, stored).to(torch.int32)
         return _expanded(stored, codes.shape)
 
     def met(self, codes: Tensor, others: Tensor) -> Tensor:
-        """Return codes in which each member that had met no image belongs to the image of the same member in `others`."""
-        stored, other = compact(codes), compact(others)
+        """Return position codes in which each token of a set that had met no image gets the image of the same token in `others`."""
+        stored, other_codes = compact(codes), compact(others)
         for plane in self.sets(stored):
-            same = (other >= plane.base) & (other < plane.base + plane.cells * self.images)
-            same = same & ((other - plane.base) % plane.count == stored - plane.start)
-            stored = torch.where(same & (stored < plane.base), other, stored)
+            other_has_image = (other_codes >= plane.base) & (other_codes < plane.base + plane.cells * self.images)
+            is_same_token = (other_codes - plane.base) % plane.count == stored - plane.start
+            is_free = stored < plane.base
+            stored = torch.where(other_has_image & is_same_token & is_free, other_codes, stored)
         return _expanded(stored, codes.shape)
 
     def sets(self, codes: Tensor) -> list[Plane]:
@@ -166,23 +177,28 @@ class Planes:
         return [plane for plane in self.of(codes) if not plane.grid]
 
     def apart(self, codes: Tensor, rows: int) -> Tensor:
-        """Return codes `(blocks, rows + columns)` of one image in which each occurrence of a member of a set is a token of its own.
+        """Return codes of one image in which each occurrence of a token that lies nowhere, as a class token, is a token of its own.
 
         Models that run on tiles or frames apart have a class token in each; some repeat a learned token at the end of each line.
+
+        Args:
+            codes: Position codes `(blocks, queries + keys)`.
+            rows: Number of queries.
         """
-        blocks = len(codes)
         for plane in self.of(codes):
             if plane.grid:
                 continue
-            here = (codes >= plane.base) & (codes < plane.base + plane.count)
-            number = torch.cat([_occurrence(part) for part in (codes[:, :rows], codes[:, rows:])], 1)
-            times, across = int(number[here].max()) + 1, int(here.any(1).sum()) > 1
-            if times == 1 and not across:
+            belongs = (codes >= plane.base) & (codes < plane.base + plane.count)
+            occurrence = torch.cat([_occurrence(codes[:, :rows]), _occurrence(codes[:, rows:])], 1)
+            times = int(occurrence[belongs].max()) + 1
+            is_in_several_blocks = int(belongs.any(1).sum()) > 1
+            if times == 1 and not is_in_several_blocks:
                 continue
-            block = torch.arange(blocks, device=codes.device)[:, None] if across else torch.zeros_like(codes)
-            new = self.set_of(plane.name, plane.count * times * (blocks if across else 1))
-            own = ((codes - plane.base) * (blocks if across else 1) + block) * times + number
-            codes = torch.where(here, new.base + own, codes)
+            blocks = len(codes) if is_in_several_blocks else 1
+            block = torch.arange(blocks, device=codes.device)[:, None]
+            new_plane = self.set_of(plane.name, plane.count * times * blocks)
+            new_number = ((codes - plane.base) * blocks + block) * times + occurrence
+            codes = torch.where(belongs, new_plane.base + new_number, codes)
         return codes
 
     def codes(self, plane: Plane) -> Tensor:
@@ -196,17 +212,17 @@ class Planes:
         codes = compact(codes)
         if not codes.numel():
             return []
-        low, high = (int(end) for end in torch.aminmax(codes))
-        if low < 0:
+        lowest, highest = (int(code) for code in torch.aminmax(codes))
+        if lowest < 0:
             codes = codes[codes >= 0]
             if not codes.numel():
                 return []
-            low = int(codes.amin())
-        first, last = (bisect_right(self._starts, end) - 1 for end in (low, high))
+            lowest = int(codes.amin())
+        first, last = (bisect_right(self._starts, code) - 1 for code in (lowest, highest))
         if first == last:
             return [self._planes[first]]
-        met = torch.unique(self.numbers(codes))
-        return [self._planes[i] for i in met.tolist()]
+        plane_numbers = torch.unique(self.numbers(codes))
+        return [self._planes[number] for number in plane_numbers.tolist()]
 
     def numbers(self, codes: Tensor) -> Tensor:
         """Return the number of the plane of each code, in the order of creation."""
@@ -217,38 +233,43 @@ class Planes:
 
         The plane may be surrounded by padding. The second result is the number of padding rows and columns before the plane.
         """
-        real = codes[0] >= 0
-        inside = [real.any(dim).nonzero().flatten() for dim in (1, 0)]
-        if not all(len(side) for side in inside):
-            return None, (0, 0)
-        (top, bottom), (left, right) = ((int(side[0]), int(side[-1]) + 1) for side in inside)
-        whole = codes[:, top:bottom, left:right]
-        planes = self.of(whole[0])
-        if len(planes) != 1 or planes[0].grid[-2:] != tuple(whole.shape[1:]) or bool((whole < 0).any()):
-            return None, (0, 0)
-        frame, cell = self.split(whole, planes[0])
-        fits = bool((cell == torch.arange(planes[0].area, device=self.device).view_as(whole[0])).all())
-        fits = fits and bool((frame == frame[:, :1, :1]).all())
-        return (planes[0] if fits else None), (top, left)
+        no_plane = None, (0, 0)
+        is_cell = codes[0] >= 0
+        used_rows, used_columns = is_cell.any(1).nonzero().flatten(), is_cell.any(0).nonzero().flatten()
+        if not len(used_rows) or not len(used_columns):
+            return no_plane
+        top, left = int(used_rows[0]), int(used_columns[0])
+        inner = codes[:, top : int(used_rows[-1]) + 1, left : int(used_columns[-1]) + 1]  # without the padding around it
+        planes = self.of(inner[0])
+        if len(planes) != 1 or planes[0].grid[-2:] != tuple(inner.shape[1:]) or bool((inner < 0).any()):
+            return no_plane
+        plane = planes[0]
+        frame, cell = self.split(inner, plane)
+        is_in_order = bool((cell == torch.arange(plane.area, device=self.device).view_as(inner[0])).all())
+        is_one_frame = is_in_order and bool((frame == frame[:, :1, :1]).all())
+        return (plane if is_one_frame else None), (top, left)
 
     def bordered(self, codes: Tensor, reach: Sequence[int], stride: Sequence[int]) -> tuple[Plane | None, tuple[int, int]]:
         """Find a plane as `raster` does, but with a border that repeats cells of the plane, as reflection padding does.
 
         The plane is None unless each window of `reach` cells at stride `stride` reads in the border only cells that it covers anyway.
         """
+        no_plane = None, (0, 0)
         planes = self.of(codes)
         if len(planes) != 1 or not planes[0].grid or bool((codes < 0).any()):
-            return None, (0, 0)
-        image, cell = self.split(codes, planes[0])
-        columns = planes[0].columns
-        lines = cell[0, :, 0] // columns, cell[0, 0] % columns
-        if bool((cell != lines[0][:, None] * columns + lines[1]).any()) or bool((image != image[:, :1, :1]).any()):
-            return None, (0, 0)
-        top, left = (border(*side) for side in zip(lines, planes[0].grid[-2:], reach, stride, strict=True))
-        return (None, (0, 0)) if top is None or left is None else (planes[0], (top, left))
+            return no_plane
+        plane = planes[0]
+        image, cell = self.split(codes, plane)
+        row, column = cell[0, :, 0] // plane.columns, cell[0, 0] % plane.columns
+        is_lattice = not bool((cell != row[:, None] * plane.columns + column).any())  # each line repeats one line of the plane
+        if not is_lattice or bool((image != image[:, :1, :1]).any()):
+            return no_plane
+        top = border(row, plane.grid[-2], reach[0], stride[0])
+        left = border(column, plane.columns, reach[1], stride[1])
+        return no_plane if top is None or left is None else (plane, (top, left))
 
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
-        """Return the codes of the cells that result from merging cells along `dim`, `(..., 1, ...)`.
+        """Return the position codes of the cells that result from merging cells along an axis, as by pooling, `(..., 1, ...)`.
 
         Return None if these form no grid: merged cells must be full rectangles of one size, evenly spaced and without gaps. Cells that
         are spread evenly over the whole plane, such as every second row and column, become one cell that covers it.
@@ -256,42 +277,37 @@ class Planes:
         planes = self.of(codes)
         if len(planes) != 1 or not planes[0].grid or not codes.shape[dim]:
             return None
-        codes = _without_repeats(codes, dim)
-        plane, real = planes[0], codes >= 0
-        some = real.any(dim, keepdim=True)
+        plane, codes = planes[0], _without_repeats(codes, dim)
+        is_cell = codes >= 0
+        has_cells = is_cell.any(dim, keepdim=True)
         local = codes - plane.base
         image, cell = local // plane.cells, local % plane.cells
-        low, high = (image.masked_fill(~real, bad) for bad in (self.images, -1))
-        image = low.amin(dim, keepdim=True)
-        if bool(((image != high.amax(dim, keepdim=True)) & some).any()):
+        image, highest_image = _lowest_and_highest(image, is_cell, dim, self.images)
+        if bool(((image != highest_image) & has_cells).any()):  # cells of several images
             return None
-        ordered = cell.masked_fill(~real, -1).sort(dim).values
-        distinct = ((ordered.diff(dim=dim) > 0) & (ordered.narrow(dim, 0, ordered.shape[dim] - 1) >= 0)).sum(
-            dim, keepdim=True
-        ) + 1
-        sides = []
-        filled = torch.ones((), dtype=torch.int64, device=self.device)
-        at = (cell // plane.area, cell % plane.area // plane.columns, cell % plane.columns)
-        for part, length in zip(at, (plane.frames, *plane.grid[-2:]), strict=True):
-            first = part.masked_fill(~real, length).amin(dim, keepdim=True)[some]
-            last = part.masked_fill(~real, -1).amax(dim, keepdim=True)[some]
+        row, column = cell % plane.area // plane.columns, cell % plane.columns
+        sides, cells_of_box = [], torch.ones((), dtype=torch.int64, device=self.device)
+        for index, length in ((cell // plane.area, plane.frames), (row, plane.grid[-2]), (column, plane.columns)):
+            lowest, highest = _lowest_and_highest(index, is_cell, dim, length)
+            first, last = lowest[has_cells], highest[has_cells]
             sides.append((first, last, length))
-            filled = filled * (last - first + 1)
-        if bool((distinct[some] != filled).any()):  # the merged cells do not fill a rectangle
-            whole = plane.frames == 1 and bool(real.all()) and spread(cell, dim, plane.grid[-2], plane.columns)
-            return self.grid(1, 1, plane.box).base + image if whole else None
-        box = plane.box
-        ends = (0.0, float(plane.frames)), (box.top, box.bottom), (box.left, box.right)
-        parts = [merged(*side, *end) for side, end in zip(sides, ends, strict=True)]
-        if None in parts or parts[0][2:] != ends[0]:  # type: ignore[index]
+            cells_of_box = cells_of_box * (last - first + 1)
+        fills_box = not bool((_count_distinct(cell, is_cell, dim)[has_cells] != cells_of_box).any())
+        if not fills_box:
+            is_spread = plane.frames == 1 and bool(is_cell.all()) and spread(cell, dim, plane.grid[-2], plane.columns)
+            return self.grid(1, 1, plane.box).base + image if is_spread else None
+        box, all_frames = plane.box, (0.0, float(plane.frames))
+        temporal = merged(*sides[0], *all_frames)
+        vertical, horizontal = merged(*sides[1], box.top, box.bottom), merged(*sides[2], box.left, box.right)
+        if temporal is None or vertical is None or horizontal is None or temporal[2:] != all_frames:
             return None
-        lattice = self._lattice(*parts)  # type: ignore[arg-type]
-        if lattice is None:
+        new_grid = self._lattice(temporal, vertical, horizontal)
+        if new_grid is None:
             return None
-        new, cell = lattice
-        made = torch.full_like(image, PADDING)  # stays where only padding is merged
-        made[some] = (new.base + image[some] * new.cells + cell).to(made.dtype)
-        return made
+        new_plane, new_cell = new_grid
+        new_codes = torch.full_like(image, PADDING)  # stays where only padding is merged
+        new_codes[has_cells] = (new_plane.base + image[has_cells] * new_plane.cells + new_cell).to(new_codes.dtype)
+        return new_codes
 
     def on_grid(self, codes: Tensor) -> bool:
         """Check whether some codes belong to a grid."""
@@ -317,21 +333,25 @@ class Planes:
         if len(grids) != 1:
             return codes
         plane = grids[0]
-        here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
-        local = codes[here].long() - plane.base
+        belongs = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+        local = codes[belongs].long() - plane.base
         image, cell = local // plane.cells, local % plane.cells
         if torch.unique(cell).numel() == plane.cells:
             return codes
-        part = self.thinned(plane, cell)
-        if part is None:
+        coarse = self.thinned(plane, cell)
+        if coarse is None:
             return codes
-        made = codes.clone()
-        made[here] = (part[0].base + image * part[0].cells + part[1]).to(codes.dtype)
-        return made
+        coarse_plane, coarse_cell = coarse
+        new_codes = codes.clone()
+        new_codes[belongs] = (coarse_plane.base + image * coarse_plane.cells + coarse_cell).to(codes.dtype)
+        return new_codes
 
     def _lattice(self, temporal: Side, vertical: Side, horizontal: Side) -> tuple[Plane, Tensor] | None:
-        (frames, f, *_), (rows, r, top, bottom), (columns, c, left, right) = temporal, vertical, horizontal
-        cell = (f * rows + r) * columns + c
+        """Return the grid with these frames, rows and columns, and the cell of each element; None if a cell stays empty."""
+        frames, frame, *_ = temporal
+        rows, row, top, bottom = vertical
+        columns, column, left, right = horizontal
+        cell = (frame * rows + row) * columns + column
         if torch.unique(cell).numel() != frames * rows * columns:
             return None
         return self.grid(rows, columns, Box(top, left, bottom, right), frames), cell
@@ -340,19 +360,19 @@ class Planes:
         """Return the image index of each code; -1 for padding, and for members of a set that have met no image."""
         image = torch.full_like(codes, -1)
         for plane in self.of(codes):
-            here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
-            image = torch.where(here, (codes - plane.base) // plane.cells, image)
+            belongs = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+            image = torch.where(belongs, (codes - plane.base) // plane.cells, image)
         return image
 
     def times(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Return begin and end of the cells of codes as shares of the clip; NaN for codes without a cell."""
-        low, high = (torch.full(codes.shape, torch.nan, dtype=torch.float64, device=codes.device) for _ in range(2))
+        begin, end = (torch.full(codes.shape, torch.nan, dtype=torch.float64, device=codes.device) for _ in range(2))
         for plane in self.of(codes):
-            here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+            belongs = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
             if plane.grid:
-                frame = (codes[here].double() - plane.base) // plane.area % plane.frames
-                low[here], high[here] = frame / plane.frames, (frame + 1) / plane.frames
-        return low, high
+                frame = (codes[belongs].double() - plane.base) // plane.area % plane.frames
+                begin[belongs], end[belongs] = frame / plane.frames, (frame + 1) / plane.frames
+        return begin, end
 
     def boxes(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the top left and the bottom right corners of the cells of codes, each `(..., 2)`; NaN for codes without a cell."""
@@ -360,27 +380,42 @@ class Planes:
         for plane in self.of(codes):
             if not plane.grid:
                 continue
-            here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
-            _, cell = self.split(codes[here].long(), plane)
-            place = torch.stack([cell // plane.columns, cell % plane.columns], -1)
-            sides = [plane.box.height / plane.grid[-2], plane.box.width / plane.columns]
-            size = torch.tensor(sides, dtype=torch.float64, device=codes.device)
-            start = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=codes.device)
-            low[here], high[here] = start + place * size, start + (place + 1) * size
+            belongs = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+            _, cell = self.split(codes[belongs].long(), plane)
+            row_and_column = torch.stack([cell // plane.columns, cell % plane.columns], -1)
+            height, width = plane.box.height / plane.grid[-2], plane.box.width / plane.columns
+            cell_size = torch.tensor([height, width], dtype=torch.float64, device=codes.device)
+            origin = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=codes.device)
+            low[belongs], high[belongs] = origin + row_and_column * cell_size, origin + (row_and_column + 1) * cell_size
         return low, high
+
+
+def _lowest_and_highest(values: Tensor, is_cell: Tensor, dim: int, above: int) -> tuple[Tensor, Tensor]:
+    """Return the lowest and the highest value along an axis, without those of padding; no value is as large as `above`."""
+    lowest = values.masked_fill(~is_cell, above).amin(dim, keepdim=True)
+    return lowest, values.masked_fill(~is_cell, -1).amax(dim, keepdim=True)
+
+
+def _count_distinct(cell: Tensor, is_cell: Tensor, dim: int) -> Tensor:
+    """Count the distinct cells along an axis, without padding."""
+    ordered = cell.masked_fill(~is_cell, -1).sort(dim).values
+    is_next_larger = ordered.diff(dim=dim) > 0
+    is_no_padding = ordered.narrow(dim, 0, ordered.shape[dim] - 1) >= 0
+    return (is_next_larger & is_no_padding).sum(dim, keepdim=True) + 1
 
 
 def _occurrence(codes: Tensor) -> Tensor:
     """Count, for each code in `(blocks, tokens)`, the equal codes before it in its block."""
     order = codes.argsort(dim=1, stable=True)
-    values, at = codes.gather(1, order), torch.arange(codes.shape[1], device=codes.device).expand(codes.shape)
-    begins = torch.ones_like(values, dtype=torch.bool)
-    begins[:, 1:] = values[:, 1:] != values[:, :-1]
-    start = at.where(begins, 0).cummax(1).values if codes.shape[1] else at
-    return torch.zeros_like(at).scatter(1, order, at - start)
+    ordered, rank = codes.gather(1, order), torch.arange(codes.shape[1], device=codes.device).expand(codes.shape)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    rank_of_first = rank.where(is_first, 0).cummax(1).values if codes.shape[1] else rank
+    return torch.zeros_like(rank).scatter(1, order, rank - rank_of_first)
 
 
 def _without_repeats(codes: Tensor, dim: int) -> Tensor:
     """Drop the entries along `dim` that repeat the entry before them, such as the channels of one token."""
-    changes = (compact(codes).diff(dim=dim) != 0).movedim(dim, -1).flatten(0, -2).any(0).nonzero().flatten()
+    differs_from_next = (compact(codes).diff(dim=dim) != 0).movedim(dim, -1).flatten(0, -2).any(0)
+    changes = differs_from_next.nonzero().flatten()
     return codes.index_select(dim, torch.cat([changes.new_zeros(1), changes + 1]))

@@ -45,8 +45,8 @@ class Cells(NamedTuple):
             points = 1 - ((points + 1) % 4 - 2).abs()
         elif self.padding:
             points = points.clamp(-1, 1)
-        away = ((points * self.reach + self.middle - self.center) / self.size).abs()
-        farthest = float(away.amax()) if away.numel() else 0.0
+        distances = ((points * self.reach + self.middle - self.center) / self.size).abs()
+        farthest = float(distances.amax()) if distances.numel() else 0.0
         return math.inf if math.isnan(farthest) else farthest
 
 
@@ -65,7 +65,10 @@ class Points:
         self._drift = math.inf
 
     def drift(self, cells: Cells | None) -> float:
-        """Measure the points in the forward pass that recorded them; see `Drift.cells`. `cells` is None if tokens lie on no grid."""
+        """Return how far the points lie from their tokens in the forward pass that recorded them, in cells; see `Drift.cells`.
+
+        `cells` are those of the tokens; None if tokens lie on no grid.
+        """
         if self._points is not None:
             self._cells = cells
             self._drift = self._measured(self._points)
@@ -79,10 +82,13 @@ class Points:
         return self._measured(points) == self._drift
 
     def _measured(self, points: Tensor) -> float:
+        """Return the largest distance of a point from its token, in cells, rounded up; infinite if it is more than half a cell."""
         if self._cells is None:
             return math.inf
         self.distance = self._cells.farthest(points)
-        rounded = math.ceil((self.distance - _ROUNDING) / _STEP) * _STEP if math.isfinite(self.distance) else math.inf
+        if not math.isfinite(self.distance):
+            return math.inf
+        rounded = math.ceil((self.distance - _ROUNDING) / _STEP) * _STEP
         return max(rounded, 0.0) if rounded <= HALF else math.inf
 
 
@@ -106,17 +112,20 @@ class Drift(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Say how far the points lie in the latest forward pass."""
-        known = [points.distance for points in self.points if points.distance is not None]
-        if not known:
+        """Words that say how far the points lie from their tokens in the latest forward pass; empty if this is unknown."""
+        distances = [points.distance for points in self.points if points.distance is not None]
+        if not distances:
             return ""
-        far = max(known)
-        if far > HALF + _ROUNDING:
-            return f", up to {far:.1f} cells away"
-        return f", up to {far:.1f} cells away several times" if math.isfinite(self.cells) else ""
+        farthest = max(distances)
+        if farthest > HALF + _ROUNDING:
+            return f", up to {farthest:.1f} cells away"
+        return f", up to {farthest:.1f} cells away several times" if math.isfinite(self.cells) else ""
 
     def further(self, cells: float, points: Points, *, by_sets: bool) -> Drift:
-        """Return the drift of values that were read again; `by_sets`: by members of a set."""
+        """Return the drift of values that were read again, up to `cells` away, at `points`.
+
+        `by_sets` tells whether the tokens that read them may be members of a set, such as object queries, which have no cells.
+        """
         return Drift(self.cells + cells, self.points | {points}, self.of_sets or by_sets) if cells else self
 
 
@@ -124,9 +133,9 @@ UNKNOWN = Drift(math.inf, of_sets=True)
 
 
 def widest(*drifts: Drift) -> Drift:
-    """Return the drift of a tensor that was computed from others."""
-    found = [drift for drift in drifts if drift.cells]
-    if len(found) < 2:
-        return found[0] if found else Drift()
-    points = frozenset[Points]().union(*(drift.points for drift in found))
-    return Drift(max(drift.cells for drift in found), points, any(drift.of_sets for drift in found))
+    """Return the drift (distance of values from their tokens) of a tensor that was computed from tensors with these drifts."""
+    moved = [drift for drift in drifts if drift.cells]
+    if len(moved) < 2:
+        return moved[0] if moved else Drift()
+    points = frozenset[Points]().union(*(drift.points for drift in moved))
+    return Drift(max(drift.cells for drift in moved), points, any(drift.of_sets for drift in moved))
