@@ -1,6 +1,7 @@
 """Cut of a model at its readout: the last tensor that holds each token apart, and through which all of its output passes.
 
-From there back to the last attention, each layer changes each token alone, and all tokens in the same way. What follows is the readout.
+From there back to the last attention, each layer changes each token alone, and all tokens in the same way. What follows is the
+readout.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ def _are_apart(tape: Tape, slots: Sequence[int], shadows: Shadows) -> bool:
 def _mixed(tape: Tape, start: int, shadows: Shadows) -> set[int]:
     """Return the nodes from entry `start` on in which tokens were mixed, or changed differently from token to token.
 
-    Powers count as such: in a product of tokens with themselves, large tokens weigh more. If a linear layer or a statistic follows, as
-    in an activation or a normalization, the power ends there.
+    A power is such a change, as in a product of tokens with themselves: large tokens weigh more. It counts no longer if a linear layer
+    or a statistic follows, since it then is part of an activation or a normalization.
     """
     mixed, powers = set[int](), set[int]()
 

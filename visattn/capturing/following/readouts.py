@@ -1,7 +1,8 @@
 """Readout of a model, as its tape proves it: the gradient of the output at the tokens that it is computed from.
 
-The gradient is taken through the part of the tape that is linear in these tokens, whose values therefore do not matter. It is the readout
-if this part ends at the output, or at one tensor of which each token gives the same multiple: what follows then changes no share.
+The gradient is taken through the part of the tape that is linear in these tokens, whose values therefore do not matter. It is the
+readout if this part ends at the output, or at one tensor of which each token gives the same multiple: what follows then changes no
+share.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Readouts:
         return self._shares_at(tokens, ends, at_output=ends_at_output)
 
     def _shares_at(self, tokens: Sequence[Tensor], ends: Sequence[Tensor], *, at_output: bool) -> tuple[Tensor, ...] | None:
-        """Return the shares of tokens in tensors that were computed from them; None if these are no output and what follows matters.
+        """Return the shares of tokens in tensors that were computed from them; None if what follows these changes the shares.
 
         What follows a single tensor changes no share if the gradients of all tokens are parallel, as behind a weighted sum.
         """
@@ -171,8 +172,8 @@ def _is_same(tensor: Tensor | None, copy: Tensor) -> bool:
 def _probes(ends: Sequence[Tensor], images: int, *, at_output: bool) -> list[list[Tensor]]:
     """Return gradients at the ends: those that stand for all numbers of an output, or a random one, which no two tokens share."""
     generator, device = torch.Generator().manual_seed(0), ends[0].device
-    is_one_per_image = all(len(end) == images for end in ends)
-    if not at_output or not is_one_per_image:
+    are_rows_images = at_output and all(len(end) == images for end in ends)
+    if not are_rows_images:
         count = PROBES if at_output else 1
         return [[torch.randn(end.shape, generator=generator).to(device) for end in ends] for _ in range(count)]
     sizes = [end[0].numel() for end in ends]
@@ -210,8 +211,8 @@ def _linear(tape: Tape, cut: Cut) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not linear_arguments and not reads_later:
             continue
         results = {out.slot for out in entry.outs if out is not None} | {after for _, after in entry.rewritten}
-        nodes = {int(tape.nodes[slot]) for slot in linear_arguments}
-        if not reads_later and not entry.writes and _is_linear(entry, nodes):
+        may_be_linear = not reads_later and not entry.writes
+        if may_be_linear and _is_linear(entry, {int(tape.nodes[slot]) for slot in linear_arguments}):
             linear_slots |= results
             entries.append(number)
         else:
