@@ -153,8 +153,8 @@ def _are_apart(tape: Tape, slots: Sequence[int], shadows: Shadows) -> bool:
 def _mixed(tape: Tape, start: int, shadows: Shadows) -> set[int]:
     """Return the nodes from entry `start` on in which tokens were mixed, or changed differently from token to token.
 
-    A power is such a change, as in a product of tokens with themselves: large tokens weigh more. It counts no longer if a linear layer
-    or a statistic follows, since it then is part of an activation or a normalization.
+    A power is such a change, as in a product of tokens with themselves: large tokens weigh more. It counts no longer if a linear
+    layer or a statistic follows, since it then is part of an activation or a normalization.
     """
     mixed, powers = set[int](), set[int]()
 

@@ -154,7 +154,7 @@ def _are_copies(query_places: Places, arrangement: Arrangement) -> bool:
 def _is_gate(follower: TokenTracer, values: Operand) -> bool:
     """Check whether a product of a softmax with `values` is a gate: it does not sum different tokens of one image.
 
-    That is so if the values are parameters, if those in a sum belong to one token, or if they come from several images of the batch.
+    That is so if the values are parameters, if those in a sum belong to one token, or if they come from several images.
     """
     places = follower.of(values)
     if _lost_behind(follower, values) is not None:
@@ -324,7 +324,7 @@ def _codes_of_axes(
 def _codes_of_pairs(follower: TokenTracer, places: Places) -> tuple[Tensor, Tensor | None]:
     """Return the position codes of the row and of the column that each weight belongs to; None for columns without codes.
 
-    Tokens that lie nowhere in the image, such as object queries, ask. So they are the rows, even if the product had them as columns.
+    Tokens that lie nowhere in the image, such as object queries, are the rows, even if the product had them as columns: they ask.
     """
     row_codes, column_codes, other_codes = places.codes, places.columns, places.others
     if column_codes is None:

@@ -198,8 +198,7 @@ def _linear(tape: Tape, cut: Cut) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find the calls behind a cut that are linear in its tokens, as a mean or a linear layer is.
 
     Returns:
-        Indices of these entries, and the slots where the linear part ends: calls that are not linear continue from them, or they are
-        outputs.
+        Indices of these entries, and the slots where the linear part ends: those that other calls continue from, and outputs.
     """
     linear_slots, later_slots = {part.slot for part in cut.parts}, set[int]()
     entries, ends = list[int](), dict[int, None]()

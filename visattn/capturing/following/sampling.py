@@ -22,7 +22,7 @@ from visattn.capturing.trace.tape import Attention, Entry, Ref, Tape
 
 
 def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangement | None:
-    """Return the arrangement of a call that sums samples of feature maps (deformable attention); None if it is unknown where they lie.
+    """Return the arrangement of a call that sums samples of maps (deformable attention); None if it is unknown where they lie.
 
     The keys are the cells of the finest map that is sampled.
     """
@@ -88,7 +88,7 @@ def _options(entry: Entry) -> dict[str, object]:
 
 
 def _to_finest(plane: Plane, finest: Plane, entry: Entry) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return factors and offsets `(x, y)` that turn points of `grid_sample`, in [-1, 1], into `(column, row)` of the finest grid."""
+    """Return factors and offsets `(x, y)` that turn points in [-1, 1], as `grid_sample` takes them, into cells of the finest grid."""
     aligned = _options(entry).get("align_corners")
     box, finest_box = plane.box, finest.box
     horizontal = (box.left, box.width, plane.columns), (finest_box.left, finest_box.width, finest.columns)

@@ -103,7 +103,7 @@ def _numbered(tape: Tape, entry: Entry) -> tuple[tuple[Tensor, tuple[int, ...]],
 
 
 def _letters(tape: Tape, entry: Entry, shapes: Sequence[torch.Size], result_ndim: int) -> tuple[Sequence[str], str]:
-    """Name the axes of a product by letters, as `einsum` does: those of both operands, and of the result; no operands if unknown."""
+    """Return letters for the axes of both operands of a product, and of its result, as `einsum` has them; none if unknown."""
     if entry.operation.name == "einsum":
         equation = Equation.of(entry.args, lambda ref: len(_shape(tape, ref.slot) or ()))
         if equation is None or len(equation.letters) != 2:
@@ -116,7 +116,7 @@ def _letters(tape: Tape, entry: Entry, shapes: Sequence[torch.Size], result_ndim
 
 
 def _moved_to_weights(tape: Tape, attention: Attention, *numbers: Tensor) -> tuple[Tensor, ...] | None:
-    """Move numbers of vectors as the model moves the scores, from their product to the weights `(*lead, q, k)` of the attention call.
+    """Move numbers of vectors as the model moves the scores, from their product to the weights `(*lead, q, k)` of the call.
 
     Return None if some operation in between mixes tokens.
     """
