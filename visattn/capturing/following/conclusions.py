@@ -125,7 +125,7 @@ class Conclusions:
             self._note(number, entry, located)
 
     def _note(self, number: int, entry: Entry, located: Located | None) -> None:
-        """Note what follows from an entry that was traced: a result of attention, a softmax over tokens, or tokens that are wanted."""
+        """Note what an entry that was traced has made: a result of attention, a softmax over tokens, or tokens that are wanted."""
         result = next((made for made in entry.outs if made is not None), None)
         kind = "" if located is None else located[0].kind
         if entry.attention is not None and located is not None and result is not None and kind != "channel":

@@ -98,7 +98,7 @@ def packed_size(shape: Sequence[int], grids: Sequence[Grid]) -> tuple[int, int]:
             if channels * root**2 == numbers:
                 side = root
                 break
-    _, rows, columns = grids[0]
+    rows, columns = grids[0][1], grids[0][2]
     return rows * side, columns * side
 
 

@@ -66,9 +66,8 @@ class Projections:
             used: Function that returns the parameters of this forward pass.
         """
         if attention not in self._found:
-            of_result = features()
-            number = self._numbers[attention]
-            self._found[attention] = None if of_result is None else _projection(tape, number, of_result, self._uses)
+            start = features()
+            self._found[attention] = None if start is None else _projection(tape, self._numbers[attention], start, self._uses)
         projection = self._found[attention]
         return None if projection is None else projection.of(used)
 
@@ -93,8 +92,8 @@ def features_of(arrangement: Arrangement, attention: Attention, channels: int) -
 def _projection(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Sequence[int]]) -> Projection | None:
     """Follow the result of the attention call in entry `number` through a linear layer to the sum with the residual stream.
 
-    `features` has the feature of each element of the result, and is moved with it. Return None if anything else happens to the result,
-    or if the linear layer reads the features in another order. `uses` has the entries that use a slot.
+    `features` has the feature of each element of the result, and is moved with it. Return None if anything else happens to the
+    result, or if the linear layer reads the features in another order. `uses` has the entries that use a slot.
     """
     made = tape.entries[number].outs[0]
     if made is None or features.shape != made.shape:
@@ -156,8 +155,9 @@ def _weight(tape: Tape, entry: Entry, slot: int, features: Tensor) -> int | None
         return None
     weight = arguments[1].slot
     outside = tape.outside.get(weight)
-    is_parameter = outside is not None and outside.kind == "parameter"
-    return weight if is_parameter and outside.shape[1:] == features.shape[-1:] else None
+    if outside is None or outside.kind != "parameter":
+        return None
+    return weight if outside.shape[1:] == features.shape[-1:] else None
 
 
 def _scale(tape: Tape, entry: Entry, slot: int, features: Tensor) -> int | None:
