@@ -86,7 +86,7 @@ class Forward:
         return concluded(self._tape, self._wanted).calls[attention]
 
     def output_weight(self, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
-        """Return the weight of the output projection that the tape shows behind a call whose values were kept; see `Projections`."""
+        """Return the weight of the output projection behind the heads of a call whose values were kept; see `Projections`."""
         if self._place is not None or arrangement.kind == "sampled":
             return None
         projections = self._tape.projections

@@ -127,7 +127,7 @@ def scaled(factor: float) -> Edit:
 
 
 def masked(tokens: Sequence[int], *, renormalize: bool) -> Edit:
-    """Return an edit that masks key tokens. With `renormalize`, each row is rescaled to its old sum; otherwise the weight is dropped."""
+    """Return an edit that masks key tokens: their weights become zero. With `renormalize`, each row is rescaled to its old sum."""
 
     def edit(weights: Tensor, attended: AttentionCall) -> Tensor:
         """Set the weights `(B, heads, blocks, q, k)` of the masked keys to zero."""

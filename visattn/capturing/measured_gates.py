@@ -43,6 +43,7 @@ def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequ
     call = _Call()
 
     def begin(_module: nn.Module, args: Any) -> None:  # noqa: ANN401
+        """Note how large a gate of the input would be."""
         x = args[0] if args else None
         sizes = set[int]()
         if _is_map(x):
@@ -99,8 +100,8 @@ def _gate(x: object, output: object, heard: Sequence[list[Tensor]]) -> tuple[Rol
     if positions > 1 and _proportional(pixels[:, :_FEW], output_pixels[:, :_FEW]):
         roles.append(("channel_gate", batch * channels, (batch, channels), (batch, channels, 1, 1)))
     if channels > 1 and _proportional(pixels[..., :_FEW].mT, output_pixels[..., :_FEW].mT):
-        shape = batch, 1, height, width
-        roles.append(("spatial_gate", batch * positions, shape, shape))
+        one_channel = batch, 1, height, width
+        roles.append(("spatial_gate", batch * positions, one_channel, one_channel))
     for role, size, shape, factor_shape in roles:
         calls = [[part.reshape(factor_shape) for part in outputs if part.numel() == size] for outputs in heard]
         last_outputs = [outputs[-1] for outputs in calls if outputs]
@@ -114,7 +115,7 @@ def _gate(x: object, output: object, heard: Sequence[list[Tensor]]) -> tuple[Rol
 
 
 def _proportional(x: Tensor, output: Tensor) -> bool:
-    """Check whether each row `(B, rows, values)` of the output is a multiple of the same row of the input, by any factor."""
+    """Check whether each row `(B, rows, values)` of the output is a multiple of the same row of the input."""
     squared_norm = (x * x).sum(-1, keepdim=True)
     factor = (x * output).sum(-1, keepdim=True) / squared_norm.clamp_min(torch.finfo(x.dtype).tiny)
     return _difference(x * factor, output) <= _NEAR

@@ -161,7 +161,7 @@ class _Session:
             located[0].queries for located in conclusions.calls.values() if located is not None and located[0].kind == "pool"
         }
         why_unknown = VALUES if cut.pools else APART
-        found = []
+        readings = []
         for number, part in enumerate(cut.parts):
             tensor = forward.kept(part.slot)
             readout = Readout(
@@ -172,9 +172,9 @@ class _Session:
                 pools=part.layout in pooling_queries,
                 source=None if tensor is None else Source(tensor, partial(part.take, images=readouts.images)),
             )
-            found.append(readout.named())
-        have_one_name = len({readout.query for readout in found}) == 1
-        return found[-1] if have_one_name else Readout(reason="the output is computed from several sets of tokens")
+            readings.append(readout.named())
+        have_one_name = len({readout.query for readout in readings}) == 1
+        return readings[-1] if have_one_name else Readout(reason="the output is computed from several sets of tokens")
 
     def _record(self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
         """Add the record of an attention call, unless its layer is not wanted or it turns out to be a gate."""
@@ -225,6 +225,7 @@ class _Session:
         self.recording.features = [feature for feature in features if id(feature) not in dropped]
 
     def _matches(self, layer: str) -> bool:
+        """Check whether the user asked for this layer."""
         return self._layers == "*" or fnmatchcase(layer, self._layers)
 
     def streams(self) -> list[tuple[str, nn.Module]]:
@@ -274,7 +275,10 @@ class _Session:
         return keep
 
     def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """Return a callback that keeps a module's output: as tokens if it is `(B, N, D)` and could be traced. Maps are channels first."""
+        """Return a callback that keeps a module's output: as tokens if it is `(B, N, D)` and could be traced.
+
+        Feature maps whose places were traced are kept with channels first, other outputs as they are.
+        """
         self._wanted = True
 
         def keep(_module: nn.Module, _args: object, result: Any) -> Any:  # noqa: ANN401
@@ -395,7 +399,7 @@ def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Se
 
 
 def _kinds_without_matrix(model: nn.Module) -> str:
-    """Name classes that are called attention but compute no attention matrix: linear, additive or bilinear attention, channel gates."""
+    """Name classes that are called attention but compute no attention matrix, such as linear attention and channel gates."""
     class_names = dict.fromkeys(type(module).__name__ for module in model.modules())
     attention_names = [name for name in class_names if any(part in name for part in ("Att", "MSA", "MLA"))]
     if not attention_names:

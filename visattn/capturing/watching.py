@@ -189,6 +189,7 @@ class Watch:
         self._start(args, keywords())
 
     def _name(self, module: nn.Module) -> str:
+        """Return the name of a module; empty for the model itself."""
         return self.names.get(module, "")
 
     def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

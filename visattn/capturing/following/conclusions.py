@@ -74,8 +74,8 @@ class Conclusions:
                 self.unseen[layer] = what_it_does
         edited = {entry.refs[0].slot for entry in tape.entries if entry.operation.name == EDITED and entry.refs}
         uses_unknown = any(
-            known.kind == "unknown" and known.floating and len(known.shape) > 2 and slot not in edited
-            for slot, known in tape.outside.items()
+            outside.kind == "unknown" and outside.floating and len(outside.shape) > 2 and slot not in edited
+            for slot, outside in tape.outside.items()
         )
         if uses_unknown or -1 in tape.output:
             self.unseen[""] = f"continues with {UNWATCHED}"
@@ -113,13 +113,13 @@ class Conclusions:
             number = follower.at
             entry = tape.entries[number]
             if entry.attention is not None and entry.attention not in self.calls:
-                located = locate(follower, tape, entry.attention)
+                call = locate(follower, tape, entry.attention)
                 result = entry.outs[0]
                 ignores_image = result is not None and result.slot not in tape.descends
-                if located is not None and ignores_image:
-                    arrangement, follows = located
-                    located = (arrangement.apart() if arrangement.reason else arrangement), follows
-                self.calls[entry.attention] = located
+                if call is not None and ignores_image:
+                    arrangement, follows = call
+                    call = (arrangement.apart() if arrangement.reason else arrangement), follows
+                self.calls[entry.attention] = call
             located = None if entry.attention is None else self.calls[entry.attention]
             follower.see(entry, attends=located is not None)
             self._note(number, entry, located)
@@ -173,8 +173,8 @@ def _descends(tape: Tape, entry: Entry) -> bool:
 
 def concluded(tape: Tape, wanted: Collection[int] = ()) -> Conclusions:
     """Return all conclusions from a tape; they are drawn once, or again if more slots are wanted."""
-    known = tape.conclusions
-    if not isinstance(known, Conclusions) or not known.has(wanted):
+    conclusions = tape.conclusions
+    if not isinstance(conclusions, Conclusions) or not conclusions.has(wanted):
         with torch._C.DisableTorchFunction():  # a capture around this one sees the model alone
-            known = tape.conclusions = Conclusions(tape, wanted).completed(tape)
-    return known
+            conclusions = tape.conclusions = Conclusions(tape, wanted).completed(tape)
+    return conclusions

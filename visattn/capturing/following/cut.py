@@ -7,6 +7,7 @@ readout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -83,19 +84,7 @@ def find_cut(tape: Tape, last: int, shadows: Shadows, layouts: Iterable[TokenLay
     """
     mixed_nodes = _mixed(tape, last + 1, shadows)
     known_layouts = [layout for layout in layouts if layout.space != "unknown"]
-
-    def part_in(slot: int) -> Part | None:
-        """Return a tensor with the layout of its tokens; None if it does not hold the tokens of a known layout apart."""
-        node = tape.nodes.get(slot)
-        places = None if node is None or node in mixed_nodes else shadows.of(node)
-        if places is None or places.columns is not None or not places.located:
-            return None
-        tokens = arrange_tokens(shadows.planes, places.codes)
-        if tokens is None:
-            return None
-        layout = next((layout for layout in known_layouts if _holds(tokens.layout, layout)), None)
-        return None if layout is None else Part(slot, tokens, layout)
-
+    part_in = partial(_part_in, tape, shadows, mixed_nodes, known_layouts)
     image_outputs = tuple(slot for slot in dict.fromkeys(tape.output) if slot in tape.descends)
     pooled_outputs = tuple(slot for slot in image_outputs if part_in(slot) is None)
     outputs = pooled_outputs or image_outputs
@@ -114,6 +103,22 @@ def find_cut(tape: Tape, last: int, shadows: Shadows, layouts: Iterable[TokenLay
     return Cut((Part(result.slot, None, answer),), entries, outputs)
 
 
+def _part_in(tape: Tape, shadows: Shadows, mixed: set[int], layouts: Sequence[TokenLayout], slot: int) -> Part | None:
+    """Return the tensor in a slot with the layout of its tokens; None if it does not hold all tokens of one of these layouts apart.
+
+    `mixed` are the nodes in which tokens were mixed.
+    """
+    node = tape.nodes.get(slot)
+    places = None if node is None or node in mixed else shadows.of(node)
+    if places is None or places.columns is not None or not places.located:
+        return None
+    tokens = arrange_tokens(shadows.planes, places.codes)
+    if tokens is None:
+        return None
+    layout = next((layout for layout in layouts if _holds(tokens.layout, layout)), None)
+    return None if layout is None else Part(slot, tokens, layout)
+
+
 def _sources(tape: Tape, start: int, outputs: Iterable[int]) -> Iterator[tuple[set[int], tuple[int, ...], bool]]:
     """Yield the slots that the outputs are computed from: the outputs themselves, then ever earlier tensors, back to entry `start`.
 
@@ -123,13 +128,13 @@ def _sources(tape: Tape, start: int, outputs: Iterable[int]) -> Iterator[tuple[s
     yield sources, entries, True
     for number in reversed(range(start, len(tape.entries))):
         entry = tape.entries[number]
-        made = {out.slot for out in entry.outs if out is not None} | {after for _, after in entry.rewritten}
+        results = {out.slot for out in entry.outs if out is not None} | {after for _, after in entry.rewritten}
         if entry.writes:
             overwritten |= {slot for slot in entry.before if slot is not None} | {before for before, _ in entry.rewritten}
-        if not made & sources:
+        if not results & sources:
             continue
         entries = number, *entries
-        sources = (sources - made) | {ref.slot for ref in entry.refs if ref.slot in tape.descends}
+        sources = (sources - results) | {ref.slot for ref in entry.refs if ref.slot in tape.descends}
         yield sources, entries, not sources & overwritten
 
 

@@ -29,7 +29,7 @@ class Images:
 
     def __init__(self, tape: Tape) -> None:
         """Find the images among the tensors of a tape."""
-        images = ((slot, known) for slot, known in tape.outside.items() if known.kind == "pixels")
+        images = ((slot, outside) for slot, outside in tape.outside.items() if outside.kind == "pixels")
         slot, pixels = next(images, (-1, None))
         self.given, self._tape = pixels is not None, tape
         shape = (1, 1, 1, 1) if pixels is None else pixels.shape
@@ -45,7 +45,10 @@ class Images:
         self.planes = Planes(batch, size, tape.device, frames)
 
     def places(self, shape: torch.Size) -> Places:
-        """Return the places of the pixels: `(B, C, H, W)` images, clips `(B, T, C, H, W)` or `(B, C, T, H, W)`, or packed patches."""
+        """Return where the numbers of the model's input lie in the image: each pixel is a cell, for all of its colors.
+
+        The input has the shape `(B, C, H, W)`, or for clips `(B, T, C, H, W)` or `(B, C, T, H, W)`, or it holds packed patches.
+        """
         planes = self.planes
         if self._tape.packed:
             return self._of_patches(shape)
@@ -53,7 +56,7 @@ class Images:
         return Places("placed", planes.codes(plane).unsqueeze(self._colors).expand(shape))
 
     def _of_patches(self, shape: torch.Size) -> Places:
-        """Return the places of patches `(N, ...)`, or `(B, N, ...)` for images apart."""
+        """Return where patches lie that the model receives in one sequence `(N, ...)`, or in one for each image `(B, N, ...)`."""
         planes, (_, rows, columns) = self.planes, self._tape.packed[0]
         if len(set(self._tape.packed)) > 1:
             return whole("lost", shape, planes.device, "packed patches of images with different grids")

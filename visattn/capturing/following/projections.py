@@ -95,15 +95,15 @@ def _projection(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Se
     `features` has the feature of each element of the result, and is moved with it. Return None if anything else happens to the
     result, or if the linear layer reads the features in another order. `uses` has the entries that use a slot.
     """
-    made = tape.entries[number].outs[0]
-    if made is None or features.shape != made.shape:
+    attended = tape.entries[number].outs[0]
+    if attended is None or features.shape != attended.shape:
         return None
-    slot, weight, scales = made.slot, None, list[int]()
+    slot, weight, scales = attended.slot, None, list[int]()
     while True:
-        later_uses = [user for user in uses.get(slot, ()) if user > number]
-        if len(later_uses) != 1 and not _all_alike(tape, later_uses):
+        next_number = _next_use(tape, slot, number, uses)
+        if next_number is None:
             return None
-        number = later_uses[0]
+        number = next_number
         entry = tape.entries[number]
         name, result = entry.operation.name, entry.outs[0] if entry.outs else None
         if not entry.operation.own or result is None:
@@ -132,14 +132,18 @@ def _projection(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Se
         slot = result.slot
 
 
-def _all_alike(tape: Tape, uses: Sequence[int]) -> bool:
-    """Check whether all of these entries but the last return the very tensor that they use, as `contiguous` may."""
-    for number in uses[:-1]:
-        entry = tape.entries[number]
-        made = entry.outs[0]
-        if made is None or all(ref.slot != made.slot for ref in entry.refs):
-            return False
-    return bool(uses)
+def _next_use(tape: Tape, slot: int, number: int, uses: Mapping[int, Sequence[int]]) -> int | None:
+    """Return the first entry behind entry `number` that uses a slot; None if there is none, or if others use it for something else.
+
+    Entries that return the very tensor that they use, as `contiguous` may, are the same use.
+    """
+    later_uses = [user for user in uses.get(slot, ()) if user > number]
+    for user in later_uses[:-1]:
+        entry = tape.entries[user]
+        result = entry.outs[0]
+        if result is None or all(ref.slot != result.slot for ref in entry.refs):
+            return None
+    return later_uses[0] if later_uses else None
 
 
 def _in_order(features: Tensor) -> bool:

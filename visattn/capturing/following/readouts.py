@@ -165,7 +165,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _is_same(tensor: Tensor | None, copy: Tensor) -> bool:
-    """Check whether weights are still those of a copy. Their contents are compared, since writes through `.data` are not counted."""
+    """Check whether weights still equal their copy. Contents are compared, since PyTorch does not count writes through `.data`."""
     return tensor is not None and tensor.dtype == copy.dtype and torch.equal(tensor.detach(), copy)
 
 

@@ -44,19 +44,22 @@ def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangem
     groups = _groups(tape, attention, entries)
     if groups is None:
         return None
-    order, number, rows = groups
+    order, sample_numbers, queries_per_map = groups
     planes = [known.plane for known in known_maps]
     finest = max(planes, key=lambda plane: plane.cells)
     images = torch.tensor(known_maps[0].images, device=query_codes.device)
     key_codes = follower.planes.codes(finest).flatten(1)[images]
     try:
-        found = arrange(follower.planes, query_codes[order].view(-1, rows), key_codes, (len(images),), rows)
+        tokens = arrange(
+            follower.planes, query_codes[order].view(-1, queries_per_map), key_codes, (len(images),), queries_per_map
+        )
     except Unplaced:
         return None
     on_finest = tuple(_to_finest(plane, finest, entry) for plane, entry in zip(planes, entries, strict=True))
-    samples = Samples(order, number, on_finest, (finest.grid[-2], finest.grid[-1]), (len(images), rows))
+    grid = finest.grid[-2], finest.grid[-1]
+    samples = Samples(order, sample_numbers, on_finest, grid, (len(images), queries_per_map))
     return SampledArrangement(
-        "sampled", found.queries, found.keys, found.order, found.query_index, found.key_index, samples=samples
+        "sampled", tokens.queries, tokens.keys, tokens.order, tokens.query_index, tokens.key_index, samples=samples
     )
 
 
@@ -112,11 +115,11 @@ def _groups(tape: Tape, attention: Attention, entries: Sequence[Entry]) -> tuple
     numbers_by_slot: dict[int, Tensor] = {}
     starts, points_of_maps, different_counts = [0], list[int](), set[tuple[int, int]]()
     for entry in entries:
-        made = entry.outs[0]
-        assert made is not None  # noqa: S101 - it returned a map
-        groups, _, rows, points = made.shape
+        sampled_map = entry.outs[0]
+        assert sampled_map is not None  # noqa: S101 - it returned a map
+        groups, _, rows, points = sampled_map.shape
         number = torch.arange(groups * rows * points).view(groups, 1, rows, points) + starts[-1]
-        numbers_by_slot[made.slot] = number.expand(made.shape)
+        numbers_by_slot[sampled_map.slot] = number.expand(sampled_map.shape)  # the same for all channels
         starts.append(starts[-1] + number.numel())
         points_of_maps.append(points)
         different_counts.add((groups, rows))

@@ -38,9 +38,10 @@ class Sums:
         self._weighted: set[int] = set()  # scores that were multiplied elementwise by the values of their keys
 
     def see(self, step: Step, layer: str, call: str) -> tuple[str, str] | None:
-        """Look at a step that is about to be followed; return a layer, and what it does, if that is attention that is not recorded.
+        """Look for attention without a softmax, such as linear attention, which cannot be recorded.
 
-        `call` is the name of the call that the step belongs to.
+        Return the layer, and what it does, if a step (one aten operation, about to be traced) computes such attention; otherwise None.
+        `call` is the name of the function that the step belongs to.
         """
         if step.op is None:
             return None
@@ -145,7 +146,7 @@ class Sums:
         return any(not _differs(facts, axis - ndim) and _differs(other_facts, axis - ndim) for axis in range(ndim))
 
     def _share_tokens(self, first: Places, second: Places) -> bool:
-        """Check whether both operands are tokens that differ along one axis."""
+        """Check whether both operands of a product hold tokens along one common axis."""
         if first.columns is not None or second.columns is not None:
             return False
         ndim = min(first.codes.ndim, second.codes.ndim)
@@ -158,11 +159,14 @@ class Sums:
         return any(self._varies(places, dim) for dim in every)
 
     def _pass_on(self, step: Step, nodes: Sequence[Node]) -> None:
-        """Note results that are made from sums, or from products, and otherwise from parameters alone."""
-        known = [node for node in nodes if node in self._sums or node in self._pairs]
-        if not known or any(node not in known and self._of(node).kind != "learned" for node in nodes):
+        """Note that the results of a step are sums of products of tokens, or such products, if its arguments are.
+
+        That is so if its other arguments come from parameters alone.
+        """
+        sources = [node for node in nodes if node in self._sums or node in self._pairs]
+        if not sources or any(node not in sources and self._of(node).kind != "learned" for node in nodes):
             return
-        source = known[0]
+        source = sources[0]
         if source in self._sums:
             self._sums.update(dict.fromkeys(_results(step), self._sums[source]))
         else:

@@ -53,7 +53,7 @@ class TokenTracer:
         self.sampled: dict[int, Tensor | None] = {}
 
     def see(self, entry: Entry, *, attends: bool) -> None:
-        """Transfer locations from the arguments of a call to its results.
+        """Trace a call: find where the elements of its results come from, from what is known of its arguments.
 
         Args:
             entry: The call.
@@ -121,15 +121,17 @@ class TokenTracer:
                 first_result = self._of_edited(entry)
         except Exception:  # an unusual call
             first_result = None
-        for number, made in enumerate(entry.outs):
-            if made is None or made.slot not in self._tape.nodes:
+        for number, result in enumerate(entry.outs):
+            if result is None or result.slot not in self._tape.nodes:
                 continue
             existed_before = entry.before[number] is not None and not is_edited
             if existed_before:
                 continue
-            has_rule = number == 0 and first_result is not None and first_result.shape == made.shape
+            has_rule = number == 0 and first_result is not None and first_result.shape == result.shape
             places = first_result if has_rule else None
-            self.shadows.put(self._tape.nodes[made.slot], self._without_rule(entry, made.shape) if places is None else places)
+            if places is None:
+                places = self._without_rule(entry, result.shape)
+            self.shadows.put(self._tape.nodes[result.slot], places)
 
     def _without_rule(self, entry: Entry, shape: torch.Size) -> Places:
         """Return the places of a result of a call that no rule follows: lost, unless no argument comes from the image."""
@@ -148,7 +150,7 @@ class TokenTracer:
         """
         arguments = [*entry.args, *entry.kwargs.values()]
         query, key, value = (self.places(ref.slot) for ref in arguments[:3] if isinstance(ref, Ref))
-        shape = next(made.shape for made in entry.outs if made is not None)
+        shape = next(result.shape for result in entry.outs if result is not None)
         behind = later(query.behind, key.behind, value.behind)
         for places, dim in ((query, -1), (value, -2)):  # tokens against tokens, or channels against channels
             if not places.placed or places.columns is not None:
@@ -182,7 +184,7 @@ class TokenTracer:
     def _of_edited(self, entry: Entry) -> Places | None:
         """Return the places of edited weights, from query and key or from the weights that the model computed; None if unknown."""
         operands = [self.places(ref.slot) for ref in entry.refs[1:]]
-        shape = next(made.shape for made in entry.outs if made is not None)
+        shape = next(result.shape for result in entry.outs if result is not None)
         if len(operands) == 1:
             return operands[0]
         lead = "abcdefghijklm"[: len(shape) - 2]

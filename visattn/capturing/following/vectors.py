@@ -76,11 +76,11 @@ def _numbered(tape: Tape, entry: Entry) -> tuple[tuple[Tensor, tuple[int, ...]],
         For each operand, the number of its vector behind each element of the result, in the shape of the result, and the axes of
         `Part`. None if the product does not sum over one axis of both.
     """
-    made = entry.outs[0]
+    product = entry.outs[0]
     shapes = [shape for ref in entry.refs[-2:] if (shape := _shape(tape, ref.slot)) is not None]
-    if made is None or len(shapes) < 2:
+    if product is None or len(shapes) < 2:
         return None
-    operands, result = _letters(tape, entry, shapes, len(made.shape))
+    operands, result = _letters(tape, entry, shapes, len(product.shape))
     if [len(letters) for letters in operands] != [len(shape) for shape in shapes]:
         return None
     left, right = set(operands[0]), set(operands[1])
@@ -96,7 +96,7 @@ def _numbered(tape: Tape, entry: Entry) -> tuple[tuple[Tensor, tuple[int, ...]],
         number = torch.arange(math.prod(vector_sizes), dtype=torch.int32).view(vector_sizes)
         order = [vector_letters.index(letter) for letter in result if letter in vector_letters]
         spread_sizes = [size_of[letter] if letter in vector_letters else 1 for letter in result]
-        spread = number.permute(order).reshape(spread_sizes).expand(made.shape)
+        spread = number.permute(order).reshape(spread_sizes).expand(product.shape)
         axes = *(letters.index(letter) for letter in vector_letters), letters.index(summed)
         numbered.append((spread, axes))
     return tuple(numbered)
@@ -143,8 +143,8 @@ def _moved_to_weights(tape: Tape, attention: Attention, *numbers: Tensor) -> tup
                 numbers_by_slot[made.slot] = fitting
         elif source_numbers[0].shape == made.shape and _mixes_no_tokens(entry, numbers_by_slot, source_numbers):
             numbers_by_slot[made.slot] = source_numbers  # elementwise, a softmax, or a mixing of heads
-    found = numbers_by_slot.get(weights.slot)
-    return None if found is None else tuple(weights.view(number) for number in found)
+    weight_numbers = numbers_by_slot.get(weights.slot)
+    return None if weight_numbers is None else tuple(weights.view(number) for number in weight_numbers)
 
 
 def _mixes_no_tokens(entry: Entry, numbers_by_slot: Mapping[int, tuple[Tensor, ...]], source_numbers: Sequence[Tensor]) -> bool:
