@@ -1,6 +1,7 @@
 """Callbacks around the calls of modules, while a capture runs.
 
-The hooks are PyTorch's global module hooks. Nothing is attached to a module, so a model that is copied or saved meanwhile stays clean.
+The hooks are PyTorch's global module hooks. Nothing is attached to a module, so a model that is copied or saved meanwhile stays
+clean.
 """
 
 from __future__ import annotations

@@ -82,8 +82,11 @@ class Conclusions:
 
     def _read(self, tape: Tape, arrangements: Mapping[Attention, Arrangement]) -> None:
         """Find the tensors that the model's output is computed from, behind its last attention."""
-        attending = (number for number, entry in enumerate(tape.entries) if entry.attention in arrangements)
-        last = max((number for number in attending if _descends(tape, tape.entries[number])), default=None)
+        last = None
+        for number, entry in enumerate(tape.entries):
+            from_image = any(made is not None and made.slot in tape.descends for made in entry.outs)
+            if entry.attention in arrangements and from_image:
+                last = number
         if last is None:
             return
         layouts = dict.fromkeys(
@@ -164,11 +167,6 @@ class Conclusions:
         rows_differ = not same_along(places.codes, dim)
         runs_over_tokens = rows_differ or (places.columns is not None and not same_along(places.columns, dim))
         return "has a softmax over tokens whose product with values is not recognized" if runs_over_tokens else None
-
-
-def _descends(tape: Tape, entry: Entry) -> bool:
-    """Check whether a result of a call comes from the image."""
-    return any(made is not None and made.slot in tape.descends for made in entry.outs)
 
 
 def concluded(tape: Tape, wanted: Collection[int] = ()) -> Conclusions:

@@ -16,7 +16,6 @@ from torch import Tensor
 from visattn.capturing.placing import moves, pointwise, products, windows
 from visattn.capturing.placing.nodes import Node, tensors_in_nodes
 from visattn.capturing.placing.shadows import Shadows
-from visattn.capturing.placing.steps import Step
 from visattn.capturing.placing.table import row_of
 from visattn.capturing.placing.work import Work
 from visattn.capturing.tokens.arrangement import Tokens, arrange_tokens
@@ -191,17 +190,14 @@ def _mixed(tape: Tape, start: int, shadows: Shadows) -> set[int]:
 _PRODUCTS = products.multiplied, products.linear, windows.convolved  # behind these and a statistic, a power is an activation
 
 
-def _is_own(step: Step) -> bool:
-    """Check that a step writes to nothing, or in place to memory that no other tensor shares."""
-    return all(not step.sharing and before == step.given.get("self") for before, _ in step.written)
-
-
 def _acts_alone(work: Work, token_args: Sequence[Node]) -> bool:
     """Check whether a step changes each token alone, and all in the same way. `token_args` are the arguments that hold tokens."""
-    op = work.step.op
-    row = None if op is None or work.step.random else row_of(op)[1]
-    if row is None or row.effect == "uneven" or not work.outs[0].floating or not _is_own(work.step):
+    step = work.step
+    row = None if step.op is None or step.random else row_of(step.op)[1]
+    if row is None or row.effect == "uneven" or not work.outs[0].floating:
         return False
+    if step.written and (step.sharing or any(before != step.given.get("self") for before, _ in step.written)):
+        return False  # it writes to another tensor, or to memory that another tensor shares
     if row.rule in (moves.same, pointwise.combined):
         # a sum may add a constant that differs from token to token, a product may not
         operands = set(token_args) if row.effect == "adds" else set(work.nodes())

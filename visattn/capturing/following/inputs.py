@@ -1,6 +1,7 @@
 """Images that a model receives, and the places of their pixels: single images, clips, and patches that come in sequences.
 
-The patches of all images are one sequence `(N, channels x pixels)`, or each image has one that is padded: `(B, N, channels x pixels)`.
+The patches of all images are one sequence `(N, channels x pixels)`, or each image has one that is padded,
+`(B, N, channels x pixels)`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Images:
 def color_axis(shape: Sequence[int], first: str = "") -> int:
     """Return the channel axis of images `(B, C, H, W)`, or of clips: the second or third, whichever has 3 entries, else 1.
 
-    If both qualify, it is the third, unless the `first` operation on the clip is a convolution over time, which has channels second.
+    If both qualify, it is the third, unless the `first` operation on the clip is a convolution over time, which has channels
+    second.
     """
     if len(shape) < 5:
         return 1
@@ -108,8 +110,8 @@ def packed_size(shape: Sequence[int], grids: Sequence[Grid]) -> tuple[int, int]:
 def cells_of(tape: Tape) -> Tensor | None:
     """Return the cell of each patch, `(N,)`, in raster order of its image; None if the model does not show it.
 
-    In one sequence the cells of an image come after those of the image before; in padded sequences all images must have the same, and
-    padding is -1.
+    In one sequence the cells of an image come after those of the image before; in padded sequences all images must have the same,
+    and padding is -1.
 
     The grids that the caller gives must agree with the places that the model computes for its position embedding.
     """

@@ -45,9 +45,9 @@ def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
 def locate(follower: TokenTracer, tape: Tape, attention: Attention) -> tuple[Arrangement, tuple[str, int]] | None:
     """Find where the tokens of an attention call lie in the image.
 
-    Return their arrangement (image, head and token of each row and column), and layer and index of the last attention call that flowed
-    into it; ("", 0) for none. If the tokens cannot be located, the arrangement only numbers them and has the reason. Return None if the
-    call is a gate, not attention, or if it weights samples that cannot be located.
+    Return their arrangement (image, head and token of each row and column), and layer and index of the last attention call that
+    flowed into it; ("", 0) for none. If the tokens cannot be located, the arrangement only numbers them and has the reason.
+    Return None if the call is a gate, not attention, or if it weights samples that cannot be located.
     """
     _, last_layer, last_call = follower.behind(attention.operands) or (0, "", 0)
     follows = last_layer, last_call

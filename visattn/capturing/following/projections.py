@@ -1,7 +1,8 @@
 """Output projections found on a tape: the linear layer that directly follows the heads of an attention call.
 
-Starting from the result of the call, operations that only move elements are followed until a linear layer reads all heads of a token,
-in the order of the heads. What follows it up to the residual connection may scale channels by a parameter (layer scale), nothing else.
+Starting from the result of the call, operations that only move elements are followed until a linear layer reads all heads of a
+token, in the order of the heads. What follows it up to the residual connection may scale channels by a parameter (layer scale),
+nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Used = Callable[[int], Tensor | None]  # takes the slot of a parameter; returns 
 
 
 class Projection(NamedTuple):
-    """Parameters of an output projection: slots of the weight `(D, heads * d)`, and of factors of its result `(D,)` (layer scale)."""
+    """Parameters of an output projection: slots of its weight `(D, heads * d)`, and of factors `(D,)` of its result (layer scale)."""
 
     weight: int
     scales: tuple[int, ...]

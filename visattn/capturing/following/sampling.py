@@ -1,7 +1,7 @@
 """Attention to sampled points (deformable attention): where the samples lie that a call weights, and which weight each has.
 
-A model reads maps of values at points that it computes for each query, stacks these samples, and sums them with weights from a softmax.
-The samples are numbered, and the numbers are moved along the tape as the model moves the samples.
+A model reads maps of values at points that it computes for each query, stacks these samples, and sums them with weights from a
+softmax. The samples are numbered, and the numbers are moved along the tape as the model moves the samples.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _options(entry: Entry) -> dict[str, object]:
 
 
 def _to_finest(plane: Plane, finest: Plane, entry: Entry) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return factors and offsets `(x, y)` that turn points in [-1, 1], as `grid_sample` takes them, into cells of the finest grid."""
+    """Return factors and offsets `(x, y)` that turn points of `grid_sample`, in [-1, 1], into cells of the finest grid."""
     aligned = _options(entry).get("align_corners")
     box, finest_box = plane.box, finest.box
     horizontal = (box.left, box.width, plane.columns), (finest_box.left, finest_box.width, finest.columns)

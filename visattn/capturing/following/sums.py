@@ -1,7 +1,7 @@
 """Attention that is not recorded, found among the operations of a call: products of tokens with tokens that are summed over tokens.
 
-Linear attention multiplies keys by values, sums over tokens, and multiplies queries by the sum. Scores are multiplied by values in a way
-that is not recognized. Both must be told. Gates are not meant: they scale each channel, or each position.
+Linear attention multiplies keys by values, sums over tokens, and multiplies queries by the sum. Scores are multiplied by values
+in a way that is not recognized. Both must be told. Gates are not meant: they scale each channel, or each position.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Sums:
     def see(self, step: Step, layer: str, call: str) -> tuple[str, str] | None:
         """Look for attention without a softmax, such as linear attention, which cannot be recorded.
 
-        Return the layer, and what it does, if a step (one aten operation, about to be traced) computes such attention; otherwise None.
-        `call` is the name of the function that the step belongs to.
+        Return the layer, and what it does, if a step (one aten operation, about to be traced) computes such attention; otherwise
+        None. `call` is the name of the function that the step belongs to.
         """
         if step.op is None:
             return None

@@ -1,8 +1,8 @@
 """Tracing of image tokens along a tape, call by call, from the pixels to each attention call.
 
-Each tensor has a shadow tensor of the same shape, whose codes give the image location of each element. What an operation does to the
-codes is in the table of `visattn.capturing.placing`; here are the calls that are more than their operations: attention, and weights that
-were edited.
+Each tensor has a shadow tensor of the same shape, whose codes give the image location of each element. What an operation does to
+the codes is in the table of `visattn.capturing.placing`; here are the calls that are more than their operations: attention, and
+weights that were edited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from visattn.capturing.placing.steps import Step
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.tokens.codes import aligned, equal, same_along
 from visattn.capturing.tokens.planes import compact
-from visattn.capturing.tokens.points import Drift
 from visattn.capturing.trace.operations import EDITED
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Ref, Tape
 
@@ -35,7 +34,7 @@ class TokenTracer:
         planes: Planes of the forward pass.
         shadows: Places of all tensors.
         unseen: Layers that weight tokens in a way that is not recorded, and how.
-        sampled: Codes `(N, rows, columns)` of the maps that were sampled at points, by index of the entry; None if they are unknown.
+        sampled: Codes `(N, rows, columns)` of the maps that were sampled at points, by index of the entry; None if unknown.
         at: Number of entries traced so far.
     """
 
@@ -258,18 +257,13 @@ class TokenTracer:
         behind = (self._passed, attention.layer, attention.call)
         if places is not None and places.placed:
             places = self._with_images(places, attention)
-            self.shadows.put(node, places.after(behind)._replace(drift=self._drift(attention, places, kind)))
+            # samples that are recorded count as values of their queries, and lie as far away as the queries do
+            drift = self.places(attention.operands[0].slot).drift if kind == "sampled" else places.drift
+            self.shadows.put(node, places.after(behind)._replace(drift=drift))
             return
         lies_nowhere = self._asks_from_nowhere(attention) and (kind != "unplaced" or self._reads_elsewhere(attention))
         if kind == "pool" or lies_nowhere:
             self._note_answer(attention, node, behind)
-
-    def _drift(self, attention: Attention, places: Places, kind: str) -> Drift:
-        """Return how far the values of a result may lie from their tokens, because they were read at computed points.
-
-        Samples that are recorded count as values of their queries, and lie as far away as the queries do.
-        """
-        return self.places(attention.operands[0].slot).drift if kind == "sampled" else places.drift
 
     def _with_images(self, places: Places, attention: Attention) -> Places:
         """Give tokens that belonged to no image, such as a class token, to the image that they have attended to."""

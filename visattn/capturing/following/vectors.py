@@ -1,7 +1,8 @@
 """Queries and keys of attention that a model writes out: the operands of the product behind its softmax.
 
-Each element of that product belongs to one vector of either operand. The numbers of these vectors are moved along the tape as the model
-moves the scores, up to the product of weights and values. There each row must belong to one query, and each column to one key.
+Each element of that product belongs to one vector of either operand. The numbers of these vectors are moved along the tape as the
+model moves the scores, up to the product of weights and values. There each row must belong to one query, and each column to one
+key.
 """
 
 from __future__ import annotations
