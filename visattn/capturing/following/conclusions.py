@@ -84,8 +84,9 @@ class Conclusions:
         """Find the tensors that the model's output is computed from, behind its last attention."""
         last = None
         for number, entry in enumerate(tape.entries):
-            from_image = any(made is not None and made.slot in tape.descends for made in entry.outs)
-            if entry.attention in arrangements and from_image:
+            if entry.attention not in arrangements:
+                continue
+            if any(result is not None and result.slot in tape.descends for result in entry.outs):  # it comes from the image
                 last = number
         if last is None:
             return

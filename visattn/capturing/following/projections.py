@@ -28,7 +28,7 @@ Used = Callable[[int], Tensor | None]  # takes the slot of a parameter; returns 
 
 
 class Projection(NamedTuple):
-    """Parameters of an output projection: slots of its weight `(D, heads * d)`, and of factors `(D,)` of its result (layer scale)."""
+    """Parameters of an output projection: slots of the weight `(D, heads * d)` and of factors of its result (layer scale)."""
 
     weight: int
     scales: tuple[int, ...]
