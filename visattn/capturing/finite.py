@@ -34,22 +34,22 @@ class Sums:
             CaptureError: If it does. The message names the layer and the number of such values.
         """
         if not all(math.isfinite(float(total)) for total in self._sums):
-            for item in recording.records:
-                for name, tensor in _operands(item.operator).items():
-                    _refuse(f"{item.layer}: {{}} of {tensor.numel()} {name} values", tensor)
-        names = {"tokens": "token"}
+            for record in recording.records:
+                for name, tensor in _operands(record.operator).items():
+                    _refuse(f"{record.layer}: {{}} of {tensor.numel()} {name} values", tensor)
         for feature in recording.features:
-            _refuse(
-                f"{feature.layer}: {{}} of {feature.value.numel()} {names.get(feature.role, feature.role)} values", feature.value
-            )
+            name = "token" if feature.role == "tokens" else feature.role
+            _refuse(f"{feature.layer}: {{}} of {feature.value.numel()} {name} values", feature.value)
 
 
 def _refuse(what: str, tensor: Tensor) -> None:
+    """Raise an error if a tensor has NaN or infinite values; `what` names them in the message, with `{}` for their number."""
     # the sum takes one pass if all values are finite
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=torch.float32))):
         return
-    if bad := int((~tensor.isfinite()).sum()):
-        raise CaptureError(f"{what.format(bad)} are NaN or infinite. Check the weights and the input.")
+    count = int((~tensor.isfinite()).sum())
+    if count:
+        raise CaptureError(f"{what.format(count)} are NaN or infinite. Check the weights and the input.")
 
 
 def _operands(operator: Operator) -> dict[str, Tensor]:

@@ -86,26 +86,26 @@ class Forward:
         return concluded(self._tape, self._wanted).calls[attention]
 
     def output_weight(self, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
-        """Return the weight of the output projection that the tape shows behind a call whose values were kept; see `Projections`."""
+        """Return the weight of the output projection behind the heads of a call whose values were kept; see `Projections`."""
         if self._place is not None or arrangement.kind == "sampled":
             return None
-        known = self._tape.projections
-        if not isinstance(known, Projections):
-            known = self._tape.projections = Projections(self._tape)
+        projections = self._tape.projections
+        if not isinstance(projections, Projections):
+            projections = self._tape.projections = Projections(self._tape)
 
         def features() -> Tensor | None:
-            found = features_of(arrangement, attention, call.value.shape[-1])
-            return None if found is None else call.laid_out(found)
+            ordered = features_of(arrangement, attention, call.value.shape[-1])
+            return None if ordered is None else call.laid_out(ordered)
 
-        return known.weight(self._tape, attention, features, lambda slot: self._used[slot]())
+        return projections.weight(self._tape, attention, features, lambda slot: self._used[slot]())
 
     def vectors(self, attention: Attention) -> Vectors | None:
         """Return where the queries and keys of a call are among the operands of its scores; None if it is unknown."""
-        vectors = self._tape.vectors
-        if attention not in vectors:
-            vectors[attention] = vectors_of(self._tape, attention)
-        found = vectors[attention]
-        return found if isinstance(found, Vectors) else None
+        known_vectors = self._tape.vectors
+        if attention not in known_vectors:
+            known_vectors[attention] = vectors_of(self._tape, attention)
+        vectors = known_vectors[attention]
+        return vectors if isinstance(vectors, Vectors) else None
 
     def tokens(self, slot: int | None) -> Tokens | None:
         """Return the arrangement of the tokens in a slot that was asked for; None if there is none."""

@@ -85,29 +85,33 @@ GATES: dict[str, Gate] = {
 
 def telling(parts: Iterable[nn.Module], modules: ModuleCalls, listener: Listener) -> None:
     """Register callbacks that pass gates to `listener`: of modules with an entry in `GATES`, and of the user's own modules."""
-    told: list[nn.Module] = []
+    heard_from: list[nn.Module] = []
 
-    def telling_once(module: nn.Module, role: Role, gate: Tensor, features: Tensor | None = None) -> None:
-        told.append(module)
+    def listen(module: nn.Module, role: Role, gate: Tensor, features: Tensor | None = None) -> None:
+        heard_from.append(module)
         listener(module, role, gate, features)
 
     for module in parts:
         gate = _gate_of(module)
         if gate is not None:
-            _hang(modules, module, gate, telling_once)
+            _hang(modules, module, gate, listen)
         elif may_gate(module):
-            hang(modules, module, telling_once, told)
+            hang(modules, module, listen, heard_from)
 
 
 def _gate_of(module: nn.Module) -> Gate | None:
     """Return the `GATES` entry of a module, or None. A class of the same name that lacks the expected submodules has no entry."""
     kind: Any = type(module)
     gate = _gate_of_class(kind)
-    return gate if gate is not None and {"", *dict(module.named_children())} >= set(gate.parts) else None
+    if gate is None:
+        return None
+    names = {"", *dict(module.named_children())}
+    return gate if names >= set(gate.parts) else None
 
 
 @cache
 def _gate_of_class(kind: type[nn.Module]) -> Gate | None:
+    """Return the `GATES` entry of a class, by its full name or by its own name alone."""
     return GATES.get(f"{kind.__module__}.{kind.__name__}", GATES.get(kind.__name__))
 
 
@@ -122,20 +126,22 @@ def _multiplies(gate: Tensor, x: Tensor, output: Tensor) -> bool:
 
 
 def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listener) -> None:
-    sure = type(module).__name__ not in GATES  # the key includes the library module
-    heard: dict[str, list[Tensor]] = {name: [] for name in gate.parts}
+    """Register callbacks that compute the module's gate from the outputs of its submodules, and pass it to `listener`."""
+    is_library_class = type(module).__name__ not in GATES  # the key includes the library module
+    outputs_of_parts: dict[str, list[Tensor]] = {name: [] for name in gate.parts}
 
     def begin(_module: nn.Module, _args: Any) -> None:  # noqa: ANN401
-        for outputs in heard.values():
+        for outputs in outputs_of_parts.values():
             outputs.clear()
 
     def hear(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda _module, _args, output: heard[name].append(output)
+        return lambda _module, _args, output: outputs_of_parts[name].append(output)
 
     def end(_module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
-        if all(heard.values()):  # parts may have been replaced by plain functions, which trigger no hooks
-            value = gate.make(heard)
-            if sure or _multiplies(value, args[0], output):
+        """Compute the gate when the module returns. A class that only has a known name must multiply its input by the gate."""
+        if all(outputs_of_parts.values()):  # parts may have been replaced by plain functions, which trigger no hooks
+            value = gate.make(outputs_of_parts)
+            if is_library_class or _multiplies(value, args[0], output):
                 listener(module, gate.role, value, output)
         begin(_module, args)
 

@@ -1,6 +1,7 @@
 """Callbacks around the calls of modules, while a capture runs.
 
-The hooks are PyTorch's global module hooks. Nothing is attached to a module, so a model that is copied or saved meanwhile stays clean.
+The hooks are PyTorch's global module hooks. Nothing is attached to a module, so a model that is copied or saved meanwhile stays
+clean.
 """
 
 from __future__ import annotations
@@ -58,31 +59,36 @@ class ModuleCalls:
         return threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0
 
     def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        acts = self.before.get(id(module))
-        if acts is not None and not self.elsewhere():
+        """Run the callbacks of a module that is about to run."""
+        callbacks = self.before.get(id(module))
+        if callbacks is not None and not self.elsewhere():
             with hidden():
-                for act in acts:
-                    act(module, args)
+                for callback in callbacks:
+                    callback(module, args)
 
     def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
-        acts = self.after.get(id(module))
-        if acts is None or self.elsewhere():
+        """Run the callbacks of a module that has run; return the output that replaces its own, or None to leave it."""
+        callbacks = self.after.get(id(module))
+        if callbacks is None or self.elsewhere():
             return None
         replaced = None
         with hidden():
-            for act in acts:
-                given = act(module, args, output if replaced is None else replaced)
-                replaced = given if given is not None else replaced
+            for callback in callbacks:
+                result = callback(module, args, output if replaced is None else replaced)
+                replaced = result if result is not None else replaced
         return replaced
 
 
 def keywords() -> dict[str, Any]:
     """Return the keyword arguments of the call that a `before` callback runs for; torch does not pass them to global hooks."""
     frame: FrameType | None = sys._getframe()
-    found: dict[str, Any] = {}
-    while frame is not None and "kwargs" not in (found := frame.f_locals if frame.f_code.co_name == "inner" else {}):
+    while frame is not None:
+        if frame.f_code.co_name == "inner":  # torch's function that runs hooks and forward
+            variables = frame.f_locals
+            if "kwargs" in variables:
+                return dict(variables["kwargs"])
         frame = frame.f_back
-    return dict(found["kwargs"]) if frame is not None else {}
+    return {}
 
 
 def with_first(given: Any, output: Tensor) -> Any:  # noqa: ANN401

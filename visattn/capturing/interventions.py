@@ -51,17 +51,20 @@ def intervene(
     model: nn.Module, description: ModelDescription, layer: str, heads: Sequence[int] | None, edits: Sequence[Edit]
 ) -> Iterator[None]:
     """Edit the attention weights of the layers whose names match the glob; see `visattn.intervene`."""
-    met: dict[str, bool] = {}
+    is_edited: dict[str, bool] = {}  # by name of the attention layers that ran
 
     def replace(name: str, owner: nn.Module, call: Call, attention: Attention) -> Tensor | None:
-        chosen = fnmatchcase(name, layer)
+        """Return the result of an attention call with edited weights; None to leave the call as it is."""
+        matches = fnmatchcase(name, layer)
         with torch._C.DisableTorchFunction():  # an enclosing capture records only `edited_weights` and the product
-            located = watch.arranged(call, attention, owner) if chosen or attention.doubtful else None
-            if located is not None or not attention.doubtful:
-                met[name] = chosen
-            if not chosen or located is None:
+            located = watch.arranged(call, attention, owner) if matches or attention.doubtful else None
+            is_attention = located is not None or not attention.doubtful
+            if is_attention:
+                is_edited[name] = matches
+            if not matches or located is None:
                 return None
-            weights = _edited(name, attention.call, call, located[0], heads, edits)
+            arrangement, _ = located
+            weights = _edited(name, attention.call, call, arrangement, heads, edits)
         return call.mix(edited_weights(weights, *call.sources()))
 
     watch = Watch(model, description, lambda *_: None, replace)
@@ -71,10 +74,9 @@ def intervene(
         raise CaptureError("the model was not run inside the intervention. Call model(pixels) inside the with block.")
     if not watch.images:
         raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W) to the whole model.")
-    if not any(met.values()):
-        raise OptionError(
-            f"no attention layer matches {printable(layer)!r}. The model's attention layers: {', '.join(met) or 'none'}."
-        )
+    if not any(is_edited.values()):
+        names = ", ".join(is_edited) or "none"
+        raise OptionError(f"no attention layer matches {printable(layer)!r}. The model's attention layers: {names}.")
 
 
 def _edited(
@@ -88,8 +90,8 @@ def _edited(
     if arrangement.reason:
         raise LayoutError(f"{layer}: {arrangement.why}, so its tokens cannot be located. Choose another layer.")
     weights = call.weigh()
-    given = arrangement.take(weights)
-    blocks = given if given.ndim == 5 else given[:, :, None]
+    arranged = arrangement.take(weights)
+    blocks = arranged if arranged.ndim == 5 else arranged[:, :, None]  # (B, heads, blocks, q, k)
     rows, columns = (
         torch.arange(count, device=weights.device)[None] if index is None else index
         for index, count in ((arrangement.query_index, call.rows), (arrangement.key_index, call.columns))
@@ -101,16 +103,22 @@ def _edited(
         if changed.shape != blocks.shape:
             raise ShapeError(f"an edit must return weights of shape {tuple(blocks.shape)}, got {tuple(changed.shape)}.")
     if heads is not None:
-        count = blocks.shape[1]
-        if not all(-count <= head < count for head in heads):
-            raise OptionError(f"head must lie in [{-count}, {count - 1}], got {', '.join(map(str, heads))}.")
-        chosen = torch.zeros(1, count, 1, 1, 1, dtype=torch.bool, device=weights.device)
-        chosen[:, list(heads)] = True
-        changed = torch.where(chosen, changed, blocks)
+        changed = _in_heads(heads, changed, blocks)
     if arrangement.order is None:
         return changed[:, :, 0]
-    back = arrangement.order.flatten().argsort()
-    return changed.reshape(-1, *changed.shape[-2:])[back].reshape(*call.lead, *weights.shape[-2:])
+    to_lead = arrangement.order.flatten().argsort()
+    groups = changed.reshape(-1, *changed.shape[-2:])[to_lead]
+    return groups.reshape(*call.lead, *weights.shape[-2:])
+
+
+def _in_heads(heads: Sequence[int], changed: Tensor, unchanged: Tensor) -> Tensor:
+    """Return the changed weights `(B, heads, blocks, q, k)` of these heads, and the unchanged ones of all others."""
+    count = unchanged.shape[1]
+    if not all(-count <= head < count for head in heads):
+        raise OptionError(f"head must lie in [{-count}, {count - 1}], got {', '.join(map(str, heads))}.")
+    is_chosen = torch.zeros(1, count, 1, 1, 1, dtype=torch.bool, device=unchanged.device)
+    is_chosen[:, list(heads)] = True
+    return torch.where(is_chosen, changed, unchanged)
 
 
 def scaled(factor: float) -> Edit:
@@ -119,18 +127,21 @@ def scaled(factor: float) -> Edit:
 
 
 def masked(tokens: Sequence[int], *, renormalize: bool) -> Edit:
-    """Return an edit that masks key tokens. With `renormalize`, each row is rescaled to its old sum; otherwise the weight is dropped."""
+    """Return an edit that masks key tokens: their weights become zero. With `renormalize`, each row is rescaled to its old sum."""
 
     def edit(weights: Tensor, attended: AttentionCall) -> Tensor:
+        """Set the weights `(B, heads, blocks, q, k)` of the masked keys to zero."""
         count = len(attended.keys)
         if not all(0 <= token < count for token in tokens):
             raise OptionError(f"tokens must lie in [0, {count - 1}], got {', '.join(map(str, tokens))}.")
-        gone = torch.isin(attended.key_index, torch.tensor(list(tokens), device=weights.device))[:, None, :]  # (blocks, 1, k)
-        left = weights.masked_fill(gone, 0)
+        masked_tokens = torch.tensor(list(tokens), device=weights.device)
+        is_masked = torch.isin(attended.key_index, masked_tokens)[:, None, :]  # (blocks, 1, k)
+        remaining = weights.masked_fill(is_masked, 0)
         if not renormalize:
-            return left
-        total = left.sum(-1, keepdim=True)
-        return left / total.masked_fill(total == 0, 1) * weights.sum(-1, keepdim=True).masked_fill(total == 0, 0)
+            return remaining
+        total = remaining.sum(-1, keepdim=True)
+        old_total = weights.sum(-1, keepdim=True).masked_fill(total == 0, 0)
+        return remaining / total.masked_fill(total == 0, 1) * old_total
 
     return edit
 

@@ -24,8 +24,11 @@ _ENDS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, torch.sigmoid, nn.
 
 def may_gate(module: nn.Module) -> bool:
     """Check whether a module is of a class of the user, has submodules, which a mere scaling has not, and none of visattn.nn."""
-    own = type(module).__module__.partition(".")[0] not in _LIBRARIES and next(module.children(), None) is not None
-    return own and not any(type(part).__module__.startswith("visattn.nn.") for part in module.modules())
+    library = type(module).__module__.partition(".")[0]
+    has_submodules = next(module.children(), None) is not None
+    if library in _LIBRARIES or not has_submodules:
+        return False
+    return not any(type(part).__module__.startswith("visattn.nn.") for part in module.modules())
 
 
 def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequence[nn.Module]) -> None:
@@ -40,8 +43,12 @@ def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequ
     call = _Call()
 
     def begin(_module: nn.Module, args: Any) -> None:  # noqa: ANN401
+        """Note how large a gate of the input would be."""
         x = args[0] if args else None
-        sizes = {x.shape[0] * x.shape[1], x.shape[0] * x.shape[2] * x.shape[3]} if _is_map(x) else set()
+        sizes = set[int]()
+        if _is_map(x):
+            batch, channels, height, width = x.shape
+            sizes = {batch * channels, batch * height * width}  # of a gate for channels, and of one for positions
         call.sizes, call.heard, call.before = sizes, {}, len(told)
 
     def hear(part: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
@@ -49,11 +56,12 @@ def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequ
             call.heard.setdefault(part, []).append(output)
 
     def end(_module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
+        """Look for a gate when the module returns, among the outputs of its submodules that have the size of one."""
         if call.heard and len(told) == call.before:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                found = _gate(args[0], output, list(call.heard.values()))
-            if found is not None:
-                listener(module, *found, output)
+                gate = _gate(args[0], output, list(call.heard.values()))
+            if gate is not None:
+                listener(module, *gate, output)
         call.sizes, call.heard = set(), {}
 
     modules.before.setdefault(id(module), []).append(begin)
@@ -73,44 +81,49 @@ class _Call:
 
 
 def _is_map(x: object) -> TypeGuard[Tensor]:
+    """Check whether a value is a feature map `(B, C, H, W)`."""
     return isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point()
 
 
 def _gate(x: object, output: object, heard: Sequence[list[Tensor]]) -> tuple[Role, Tensor] | None:
-    """Return role and gate if the output is the input times it: a gate that a submodule computed, alone or summed over its calls.
+    """Return role and gate if the output of a module is its input `x` times the gate.
 
-    The factor could also be divided out, but not where the input is zero.
+    `heard` has the outputs of each submodule in all of its calls. The gate is one of them, or the sum of those of a submodule, with
+    or without a sigmoid or the like. The factor could also be divided out, but not where the input is zero.
     """
     if not (_is_map(x) and _is_map(output) and x.shape == output.shape and x.dtype == output.dtype):
         return None
     batch, channels, height, width = x.shape
-    roles: list[tuple[Role, tuple[int, ...], tuple[int, ...]]] = []
-    if height * width > 1 and _proportional(x.flatten(2)[:, :_FEW], output.flatten(2)[:, :_FEW]):
-        roles.append(("channel_gate", (batch, channels), (batch, channels, 1, 1)))
-    few = x.flatten(2)[..., :_FEW].mT, output.flatten(2)[..., :_FEW].mT
-    if channels > 1 and _proportional(*few):
-        roles.append(("spatial_gate", (batch, 1, height, width), (batch, 1, height, width)))
-    for role, shape, wide in roles:
-        size = batch * (channels if role == "channel_gate" else height * width)
-        calls = [[one.reshape(wide) for one in outputs if one.numel() == size] for outputs in heard]
-        last = [outputs[-1] for outputs in calls if outputs]
+    positions = height * width
+    pixels, output_pixels = x.flatten(2), output.flatten(2)
+    roles: list[tuple[Role, int, tuple[int, ...], tuple[int, ...]]] = []  # role, size, shape, shape that multiplies the input
+    if positions > 1 and _proportional(pixels[:, :_FEW], output_pixels[:, :_FEW]):
+        roles.append(("channel_gate", batch * channels, (batch, channels), (batch, channels, 1, 1)))
+    if channels > 1 and _proportional(pixels[..., :_FEW].mT, output_pixels[..., :_FEW].mT):
+        one_channel = batch, 1, height, width
+        roles.append(("spatial_gate", batch * positions, one_channel, one_channel))
+    for role, size, shape, factor_shape in roles:
+        calls = [[part.reshape(factor_shape) for part in outputs if part.numel() == size] for outputs in heard]
+        last_outputs = [outputs[-1] for outputs in calls if outputs]
         sums = [torch.stack(outputs).sum(0) for outputs in calls if len(outputs) > 1]
-        gates = [finish(raw) for raw in (*reversed(last), *sums) for finish in _ENDS]
-        gates = [gate for gate in gates if not bool((gate == gate.flatten()[0]).all())]
-        best = min(gates, key=lambda gate: _apart(x * gate, output), default=None)
-        if best is not None and _apart(x * best, output) <= _SAME:
+        gates = [finish(raw) for raw in (*reversed(last_outputs), *sums) for finish in _ENDS]
+        gates = [gate for gate in gates if not bool((gate == gate.flatten()[0]).all())]  # a constant gates nothing
+        best = min(gates, key=lambda gate: _difference(x * gate, output), default=None)
+        if best is not None and _difference(x * best, output) <= _SAME:
             return role, best.reshape(shape)
     return None
 
 
 def _proportional(x: Tensor, output: Tensor) -> bool:
-    """Check whether each row `(B, rows, values)` of the output is a multiple of the same row of the input, by one factor or another."""
-    norm = (x * x).sum(-1, keepdim=True)
-    factor = (x * output).sum(-1, keepdim=True) / norm.clamp_min(torch.finfo(x.dtype).tiny)
-    return _apart(x * factor, output) <= _NEAR
+    """Check whether each row `(B, rows, values)` of the output is a multiple of the same row of the input."""
+    squared_norm = (x * x).sum(-1, keepdim=True)
+    factor = (x * output).sum(-1, keepdim=True) / squared_norm.clamp_min(torch.finfo(x.dtype).tiny)
+    return _difference(x * factor, output) <= _NEAR
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _difference(computed: Tensor, output: Tensor) -> float:
     """Return the largest difference of two tensors, relative to the largest value, in units of rounding error of their dtype."""
-    size = float(other.abs().max())
-    return float((one - other).abs().max()) / size / torch.finfo(other.dtype).eps if size > 0 else math.inf
+    largest = float(output.abs().max())
+    if not largest > 0:
+        return math.inf
+    return float((computed - output).abs().max()) / largest / torch.finfo(output.dtype).eps

@@ -65,15 +65,21 @@ def _chosen(
     model: nn.Module, description: ModelDescription, features: Features
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return the modules whose tokens are kept and the modules whose activations are kept, by name."""
-    known = dict(description.tokens)
-    if features in ("last", "all", "none"):
-        ends = description.ends or tuple(known)[-1:]
-        return ({} if features == "none" else {name: known[name] for name in ends} if features == "last" else known), {}
+    token_modules = dict(description.tokens)
+    if features == "none":
+        return {}, {}
+    if features == "all":
+        return token_modules, {}
+    if features == "last":
+        last_names = description.ends or tuple(token_modules)[-1:]
+        return {name: token_modules[name] for name in last_names}, {}
     patterns = [features] if isinstance(features, str) else list(features)
-    found = {name: part for name, part in model.named_modules() if name and any(fnmatchcase(name, one) for one in patterns)}
-    if not found:
+    matching = {
+        name: module for name, module in model.named_modules() if name and any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    if not matching:
         raise OptionError(f"no module's name matches {printable(', '.join(patterns))!r}. See model.named_modules().")
-    return {}, found
+    return {}, matching
 
 
 class _Session:
@@ -82,6 +88,7 @@ class _Session:
     def __init__(
         self, model: nn.Module, description: ModelDescription, layers: str, values: bool, gradients: bool, remember: bool
     ) -> None:
+        """Prepare to record; see `visattn.capture` for the choices."""
         self.recording = Recording(readout=description.readout, captured=layers, provenance=description.provenance)
         self.watch = Watch(
             model,
@@ -93,13 +100,8 @@ class _Session:
             gradients=gradients,
             vectors=values,
         )
-        self._model, self._description, self._layers, self._values, self._gradients = (
-            model,
-            description,
-            layers,
-            values,
-            gradients,
-        )
+        self._model, self._description, self._layers = model, description, layers
+        self._values, self._gradients = values, gradients
         self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # layers that the glob excludes, in order
@@ -116,6 +118,7 @@ class _Session:
         self._stream.clear()
 
     def _receive(self, layer: str, owner: nn.Module, call: Call, attention: Attention) -> None:
+        """Copy the operands of an attention call that has just run, and the input of the block that it belongs to."""
         if self._gradients and not torch.is_grad_enabled():
             raise CaptureError(
                 f"gradients were requested, but {layer or type(owner).__name__} runs where autograd records no graph: under no_grad, "
@@ -135,8 +138,8 @@ class _Session:
         self._drop()
         while calls:
             self._record(forward, *calls.pop(0))
-        for make in features:
-            make(forward)
+        for keep_feature in features:
+            keep_feature(forward)
         if self.keeps_last:
             self._keep_last(forward)
         conclusions = forward.conclusions()
@@ -149,32 +152,37 @@ class _Session:
             self.recording.readouts[forward.number] = self._read(forward, conclusions)
 
     def _read(self, forward: Forward, conclusions: Conclusions) -> Readout:
-        """Return what the output of this forward pass is computed from."""
+        """Return which tokens the output of this forward pass is computed from, such as the class token or the mean."""
         cut, readouts = conclusions.cut, conclusions.readouts
         if cut is None or readouts is None:
             return Readout()
-        known = readouts.shares() if cut.pools else None
-        pools = {call[0].queries for call in conclusions.calls.values() if call is not None and call[0].kind == "pool"}
-        made = []
+        shares = readouts.shares() if cut.pools else None
+        pooling_queries = {
+            located[0].queries for located in conclusions.calls.values() if located is not None and located[0].kind == "pool"
+        }
+        why_unknown = VALUES if cut.pools else APART
+        readings = []
         for number, part in enumerate(cut.parts):
             tensor = forward.kept(part.slot)
             readout = Readout(
                 "" if cut.pools else self._description.readout,
                 part.layout,
-                shares=None if known is None else known[number],
-                reason=(VALUES if cut.pools else APART) if known is None else "",
-                pools=part.layout in pools,
+                shares=None if shares is None else shares[number],
+                reason=why_unknown if shares is None else "",
+                pools=part.layout in pooling_queries,
                 source=None if tensor is None else Source(tensor, partial(part.take, images=readouts.images)),
             )
-            made.append(readout.named())
-        alike = len({readout.query for readout in made}) == 1
-        return made[-1] if alike else Readout(reason="the output is computed from several sets of tokens")
+            readings.append(readout.named())
+        have_one_name = len({readout.query for readout in readings}) == 1
+        return readings[-1] if have_one_name else Readout(reason="the output is computed from several sets of tokens")
 
     def _record(self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
+        """Add the record of an attention call, unless its layer is not wanted or it turns out to be a gate."""
         layer = attention.layer
         matches = self._matches(layer)
         located = forward.arrangement(call, attention, owner) if matches or attention.doubtful else None
-        if not matches and (located is not None or not attention.doubtful):
+        is_attention = located is not None or not attention.doubtful
+        if not matches and is_attention:
             self._passed_by[layer] = None
         if not matches or located is None:
             return
@@ -201,18 +209,23 @@ class _Session:
     def _output_weight(
         self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, arrangement: Arrangement
     ) -> Tensor | None:
-        known = self._description.output_weight(owner)
-        return known if known is not None or not self._values else forward.output_weight(call, attention, arrangement)
+        """Return the weight of the linear layer behind the heads of a call; None if the description and the tape have none."""
+        described = self._description.output_weight(owner)
+        if described is not None or not self._values:
+            return described
+        return forward.output_weight(call, attention, arrangement)
 
     def _keep_last(self, forward: Forward) -> None:
         """Keep, of the token features of this forward pass, the last that lie on a grid, or the last of all if none do."""
-        kept = self.recording.features
-        here = [feature for feature in kept if feature.role == "tokens" and feature.forward == forward.number]
-        located = [feature for feature in here if feature.layout is not None and feature.layout.grid]
-        dropped = set(map(id, here)) - set(map(id, (located or here)[-1:]))
-        self.recording.features = [feature for feature in kept if id(feature) not in dropped]
+        features = self.recording.features
+        of_pass = [feature for feature in features if feature.role == "tokens" and feature.forward == forward.number]
+        on_grid = [feature for feature in of_pass if feature.layout is not None and feature.layout.grid]
+        last = (on_grid or of_pass)[-1:]
+        dropped = set(map(id, of_pass)) - set(map(id, last))
+        self.recording.features = [feature for feature in features if id(feature) not in dropped]
 
     def _matches(self, layer: str) -> bool:
+        """Check whether the user asked for this layer."""
         return self._layers == "*" or fnmatchcase(layer, self._layers)
 
     def streams(self) -> list[tuple[str, nn.Module]]:
@@ -233,43 +246,52 @@ class _Session:
         return keep
 
     def _residual(self, forward: Forward, stream: _Stream | None, queries: TokenLayout) -> Tensor | None:
+        """Return the tokens that the result of a call is added to, in the order of its queries; None if they are unknown."""
         tokens = None if stream is None else forward.tokens(stream.slot)
-        return tokens.take(stream.value) if stream is not None and tokens is not None and tokens.layout == queries else None
+        if stream is None or tokens is None or tokens.layout != queries:
+            return None
+        return tokens.take(stream.value)
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
         """Return a callback that keeps the output tokens of a module."""
 
-        def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
-            first = _first(given)
+        def keep(_module: nn.Module, _args: object, result: Any) -> Any:  # noqa: ANN401
+            """Copy the output; return another one for the model if gradients are needed here and it has no graph."""
+            first = _first(result)
             if not self.watch.running() or not isinstance(first, Tensor):
                 return None
             slot = self.watch.want(first)
-            output = self._begun(first)
+            output = self._with_graph(first)
             value = _owned(output)
 
-            def make(forward: Forward) -> None:
+            def keep_feature(forward: Forward) -> None:
                 tokens = forward.tokens(slot)
                 if tokens is not None:
                     self._keep(forward, layer, "tokens", output, value, tokens.take, tokens.layout)
 
-            self._features.append(make)
-            return None if output is first else with_first(given, output)
+            self._features.append(keep_feature)
+            return None if output is first else with_first(result, output)
 
         return keep
 
     def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """Return a callback that keeps a module's output: as tokens if it is `(B, N, D)` and could be traced. Maps are channels first."""
+        """Return a callback that keeps a module's output: as tokens if it is `(B, N, D)` and could be traced.
+
+        Feature maps whose places were traced are kept with channels first, other outputs as they are.
+        """
         self._wanted = True
 
-        def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
-            first = _first(given)
+        def keep(_module: nn.Module, _args: object, result: Any) -> Any:  # noqa: ANN401
+            """Copy the output; return another one for the model if gradients are needed here and it has no graph."""
+            first = _first(result)
             if not self.watch.running() or not isinstance(first, Tensor):
                 return None
             slot = self.watch.want(first) if first.ndim in (3, 4) else None
-            output = self._begun(first)
+            output = self._with_graph(first)
             value = _owned(output)
 
-            def make(forward: Forward) -> None:
+            def keep_feature(forward: Forward) -> None:
+                """Keep the copy, when the forward pass has ended and its tokens are located."""
                 tokens = forward.tokens(slot)
                 if tokens is not None and first.ndim == 3:
                     self._keep(forward, layer, "tokens", output, value, tokens.take, tokens.layout)
@@ -278,13 +300,13 @@ class _Session:
                 else:
                     self._keep(forward, layer, "activation", output, value, torch.Tensor.detach)
 
-            self._features.append(make)
+            self._features.append(keep_feature)
             # the clone keeps its gradient if the model then writes into the output in place, as torchvision's DenseNet does
-            return with_first(given, output.clone()) if self._gradients else None
+            return with_first(result, output.clone()) if self._gradients else None
 
         return keep
 
-    def _begun(self, output: Tensor) -> Tensor:
+    def _with_graph(self, output: Tensor) -> Tensor:
         """Return `output`; if gradients are needed and it has no graph, detach it and start one here."""
         return output.detach().requires_grad_() if self._gradients and not output.requires_grad else output
 
@@ -296,19 +318,20 @@ class _Session:
         layer = self._names[module]
         if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
-        axes = {"channel_gate": 1, "branch_gate": 2}.get(role)
-        value = _owned(gate if axes is None else gate.flatten(axes))
-        placed = role in ("spatial_gate", "gate", "transform", "glimpse")
-        slot = self.watch.want(gate if features is None else features) if placed else None
-        whole, size = role in ("transform", "glimpse"), gate.shape[2:]
+        first_flattened_axis = {"channel_gate": 1, "branch_gate": 2}.get(role)
+        value = _owned(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
+        has_places = role in ("spatial_gate", "gate", "transform", "glimpse")
+        slot = self.watch.want(gate if features is None else features) if has_places else None
+        is_of_whole_map, size = role in ("transform", "glimpse"), gate.shape[2:]
 
-        def make(forward: Forward) -> None:
+        def keep_feature(forward: Forward) -> None:
+            """Add the gate to the recording, with the grid that its values lie on, if that was traced."""
             tokens = forward.tokens(slot)
             layout = tokens.layout if tokens is not None and tokens.order is None else None
-            layout = layout if layout is not None and (whole or layout.grid == size) else None
+            layout = layout if layout is not None and (is_of_whole_map or layout.grid == size) else None
             self.recording.features.append(FeatureRecord(layer, forward.number, role, value, layout=layout))
 
-        self._features.append(make)
+        self._features.append(keep_feature)
 
     def _keep(
         self,
@@ -320,6 +343,7 @@ class _Session:
         take: Callable[[Tensor], Tensor],
         layout: TokenLayout | None = None,
     ) -> None:
+        """Add a feature to the recording; `take` brings its copy `value` into the order of the layout."""
         source = Source(output, take) if self._gradients else None
         kept = take(value)
         kept = kept if kept.is_contiguous() else kept.contiguous()
@@ -336,8 +360,8 @@ class _Session:
             raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
         if not self.watch.images:
             part = next((record.layer for record in self.recording), "a part of the model")
-            what = "the model was given no images" if self.watch.whole else f"{part} ran before the model received an image"
-            raise CaptureError(f"{what}. Call the whole model with pixels of shape (B, C, H, W) inside the capture.")
+            problem = "the model was given no images" if self.watch.whole else f"{part} ran before the model received an image"
+            raise CaptureError(f"{problem}. Call the whole model with pixels of shape (B, C, H, W) inside the capture.")
         if not self.recording.records and not self._wanted:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
         self._sums.check(self.recording)
@@ -356,12 +380,13 @@ def _owned(tensor: Tensor) -> Tensor:
         return own(tensor)
 
 
-def _first(given: Any) -> Any:  # noqa: ANN401
+def _first(result: Any) -> Any:  # noqa: ANN401
     """Return a module's output, or the first part of it."""
-    return given[0] if isinstance(given, (tuple, list)) and given else given
+    return result[0] if isinstance(result, (tuple, list)) and result else result
 
 
 def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[UnseenAttention]) -> str:
+    """Say why a capture recorded no attention; `passed_by` are the attention layers whose names do not match the glob `layers`."""
     if passed_by:
         return f"no attention captured: no layer name matches {printable(layers)!r}. The model's attention layers: {', '.join(passed_by)}."
     kinds = _kinds_without_matrix(model)
@@ -374,10 +399,9 @@ def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Se
 
 
 def _kinds_without_matrix(model: nn.Module) -> str:
-    """Name classes that are called attention but compute no attention matrix: linear, additive or bilinear attention, channel gates."""
-    kinds = dict.fromkeys(
-        type(module).__name__
-        for module in model.modules()
-        if any(part in type(module).__name__ for part in ("Att", "MSA", "MLA"))
-    )
-    return f"; its {', '.join(kinds)} weigh tokens without a query x key matrix" if kinds else ""
+    """Name classes that are called attention but compute no attention matrix, such as linear attention and channel gates."""
+    class_names = dict.fromkeys(type(module).__name__ for module in model.modules())
+    attention_names = [name for name in class_names if any(part in name for part in ("Att", "MSA", "MLA"))]
+    if not attention_names:
+        return ""
+    return f"; its {', '.join(attention_names)} weigh tokens without a query x key matrix"

@@ -104,6 +104,7 @@ class Watch:
             self._end(None)
 
     def _exchanged(self, tensor: Tensor) -> None:
+        """Tell the tracer that a tensor was given other memory, as `torch.utils.swap_tensors` does."""
         tracer = self._mode.tracer
         if tracer is not None:
             tracer.exchanged(tensor)
@@ -157,11 +158,12 @@ class Watch:
     # --- begin and end of forward passes
 
     def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if (
-            id(module) in self._scripted
-            and self._mode.tracer is not None
-            and any(word in str(module.inlined_graph) for word in _COMPOSED)
-        ):
+        """Begin a forward pass when the whole model is called, or a part of it alone, such as `model.encoder(pixels)`.
+
+        A part that is called with tensors of the running forward pass continues that one.
+        """
+        is_scripted = id(module) in self._scripted and self._mode.tracer is not None
+        if is_scripted and any(word in str(module.inlined_graph) for word in _COMPOSED):
             self._mode.hidden[self._name(module)] = "is compiled by TorchScript"
         if module is self._model:
             self._depth, self.whole = running(module), True
@@ -169,25 +171,32 @@ class Watch:
                 self._end(None)
                 self._part = None
                 self._start(args, keywords())
-        elif not self._depth and id(module) in self._parts and (self._part is None or self._part is module):
-            first = next((x for x in args if isinstance(x, Tensor)), None)
-            tracer = self._mode.tracer
-            if tracer is None or (
-                first is not None
-                and first.ndim == 4
-                and ((slot := tracer.slot_of(first)) is None or slot not in tracer.tape.descends)
-            ):
-                self._end(None)
-                self._part = module
-                self._start(args, keywords())
+            return
+        is_other_part = self._part is not None and self._part is not module
+        if self._depth or id(module) not in self._parts or is_other_part:
+            return
+        first = next((x for x in args if isinstance(x, Tensor)), None)
+        tracer = self._mode.tracer
+        if tracer is not None:
+            if first is None or first.ndim != 4:
+                return
+            slot = tracer.slot_of(first)
+            comes_from_image = slot is not None and slot in tracer.tape.descends
+            if comes_from_image:
+                return
+        self._end(None)
+        self._part = module
+        self._start(args, keywords())
 
     def _name(self, module: nn.Module) -> str:
+        """Return the name of a module; empty for the model itself."""
         return self.names.get(module, "")
 
     def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        given = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _floating(value)]
-        packed = _packed(given)
-        pixels = _pixels(given) if packed is None else packed[0]
+        """Start a forward pass with these arguments of the model: find the images among them, and trace from there."""
+        inputs = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _tensors(value)]
+        packed = _packed(inputs)
+        pixels, grids = (_pixels(inputs), ()) if packed is None else packed
         self.forward += 1
         self._mode.calls.clear()
         self._mode.hidden.clear()
@@ -199,26 +208,27 @@ class Watch:
             self.images = True
             self._inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
             if packed is not None:
-                self._inputs = Inputs(packed_size(pixels.shape, packed[1]), batch_of(pixels.shape))
-            twin = self._watched(pixels, candidates)
+                self._inputs = Inputs(packed_size(pixels.shape, grids), batch_of(pixels.shape))
+            twin = self._with_gradients(pixels, candidates)
             if twin is not pixels:
                 self._mode.twin = pixels, twin
-                given, pixels = [(name, twin if x is pixels else x) for name, x in given], twin
+                inputs, pixels = [(name, twin if x is pixels else x) for name, x in inputs], twin
         self._mode.tracer = Tracer(
             pixels,
-            [(str(name), x) for name, x in given],
+            [(str(name), x) for name, x in inputs],
             self.names,
             self._layer,
             candidates,
-            packed[1] if packed else (),
+            grids,
             keep=self._gradients,
         )
 
     def _layer(self) -> str:
+        """Return the name of the module that runs now."""
         owner = self._mode.owners.current()
         return "" if owner is None else owner[0]
 
-    def _watched(self, pixels: Tensor, candidates: Sequence[Tape]) -> Tensor:
+    def _with_gradients(self, pixels: Tensor, candidates: Sequence[Tape]) -> Tensor:
         """Return pixels that require gradients if some attention calls would have no graph because parameters are frozen."""
         if not self._gradients:
             return pixels
@@ -229,15 +239,17 @@ class Watch:
         # a model without attention: each feature starts its own graph
         if candidates and not self._attends(candidates[0]):
             return pixels
-        trained = [parameter.requires_grad for parameter in self._model.parameters()]
-        if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
-            return pixels.detach().requires_grad_()
-        return pixels
+        require_gradients = [parameter.requires_grad for parameter in self._model.parameters()]
+        all_are_trained = bool(require_gradients) and all(require_gradients)
+        if all_are_trained or not pixels.is_floating_point() or pixels.requires_grad:
+            return pixels
+        return pixels.detach().requires_grad_()
 
     def _attends(self, tape: Tape) -> bool:
         """Check whether a forward pass computed attention, gates apart."""
         calls = [entry.attention for entry in tape.entries if entry.attention is not None]
-        if self._description.place is not None or not all(attention.doubtful for attention in calls):
+        all_may_be_gates = all(attention.doubtful for attention in calls)
+        if self._description.place is not None or not all_may_be_gates:
             return bool(calls)
         return any(concluded(tape, self._slots).calls.values())
 
@@ -248,6 +260,10 @@ class Watch:
             self._end(output)
 
     def _end(self, output: Any) -> None:  # noqa: ANN401
+        """End the running forward pass, if there is one, and pass it on; drop it if it failed, so that `output` is None.
+
+        For a part that was called alone, None means that another forward pass begins.
+        """
         tracer, self._mode.tracer, self._mode.twin = self._mode.tracer, None, None
         self._mode.held.clear()
         if tracer is None:
@@ -258,7 +274,7 @@ class Watch:
             return
         with torch._C.DisableTorchFunction(), torch.no_grad():
             answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
-            tape, place = tracer.finished(_floating(answer)), self._description.place
+            tape, place = tracer.finished(_tensors(answer)), self._description.place
             if place is None and self._partial is not None and not tracer.known:
                 tape.conclusions = self._partial.completed(tape)
             if self._remember and tape.whole:
@@ -267,46 +283,45 @@ class Watch:
             tracer.release()
 
 
-def _pixels(given: Sequence[tuple[object, Tensor]]) -> Tensor | None:
+def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:
     """Return the images `(B, C, H, W)` or clips `(B, T, C, H, W)` among the inputs; those that are named so come first."""
-    found = [(name, x) for name, x in given if x.ndim in (4, 5) and x.is_floating_point()]
-    named = [x for name, x in found if _IMAGES.search(str(name))]
-    return next(iter((*named, *(x for _, x in found))), None)
+    candidates = [(name, x) for name, x in inputs if x.ndim in (4, 5) and x.is_floating_point()]
+    named = [x for name, x in candidates if _IMAGES.search(str(name))]
+    return next(iter((*named, *(x for _, x in candidates))), None)
 
 
-def _packed(given: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:
+def _packed(inputs: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:
     """Return the patches of all images, and the grid of each image as the caller gives it; None if there are none.
 
     The patches come in one sequence, with `grid_thw` beside them, or in one padded sequence for each image, with `spatial_shapes`.
     """
-    for name, grids in given:
-        if grids.is_floating_point() or grids.ndim != 2:
+    for name, sizes in inputs:
+        if sizes.is_floating_point() or sizes.ndim != 2:
             continue
         if str(name).endswith("grid_thw"):
-            found = tuple(tuple(int(side) for side in grid) for grid in grids.tolist())
-            count = sum(map(math.prod, found))
-            patches = next((x for _, x in given if x.is_floating_point() and x.ndim in (2, 4) and len(x) == count), None)
+            grids = tuple(tuple(int(side) for side in size) for size in sizes.tolist())
+            count = sum(map(math.prod, grids))
+            fitting = (x for _, x in inputs if x.is_floating_point() and x.ndim in (2, 4) and len(x) == count)
         elif str(name).endswith("spatial_shapes"):
-            found = tuple((1, *(int(side) for side in grid)) for grid in grids.tolist())
-            most = max(map(math.prod, found))
-            fitting = (
-                x for _, x in given if x.is_floating_point() and x.ndim == 3 and len(x) == len(found) and x.shape[1] >= most
-            )
-            patches = next(fitting, None)
+            grids = tuple((1, *(int(side) for side in size)) for size in sizes.tolist())
+            longest = max(map(math.prod, grids))
+            padded = (x for _, x in inputs if x.is_floating_point() and x.ndim == 3)
+            fitting = (x for x in padded if len(x) == len(grids) and x.shape[1] >= longest)
         else:
             continue
+        patches = next(fitting, None)
         if patches is not None:
-            return patches, found
+            return patches, grids
     return None
 
 
 _IMAGES = re.compile("pixel|image|video|clip")
 
 
-def _floating(value: Any) -> list[Tensor]:  # noqa: ANN401
+def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
     """Return the tensors in arguments or results, nested ones too."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
-    return [x for item in value for x in _floating(item)] if isinstance(value, (tuple, list)) else []
+    return [x for item in value for x in _tensors(item)] if isinstance(value, (tuple, list)) else []

@@ -51,36 +51,53 @@ class Conclusions:
     def completed(self, tape: Tape) -> Conclusions:
         """Trace the rest of the tape and draw all conclusions."""
         self._follow(tape)
-        located = {attention: found[0] for attention, found in self.calls.items() if found is not None}
-        used = frozenset(number for attention in located for number in attention.softmaxes)
-        self.unseen = dict(self._follower.unseen)
-        sampled = frozenset(number for attention in located for number in attention.samples)
-        self.unseen.update((tape.entries[number].layer, SAMPLED) for number in self._follower.sampled if number not in sampled)
-        self.unseen.update(found for number, found in self._softmaxes.items() if number not in used)
-        edited = {entry.refs[0].slot for entry in tape.entries if entry.operation.name == EDITED and entry.refs}
-        unwatched = any(
-            known.kind == "unknown" and known.floating and len(known.shape) > 2 and slot not in edited
-            for slot, known in tape.outside.items()
-        )
-        if unwatched or -1 in tape.output:
-            self.unseen[""] = f"continues with {UNWATCHED}"
+        arrangements: dict[Attention, Arrangement] = {}
+        for attention, located in self.calls.items():
+            if located is not None:
+                arrangements[attention], _ = located
+        self._note_unseen(tape, arrangements)
         with suppress(Exception):  # after an unexpected operation the readout is unknown
-            self._read(tape, located)
+            self._read(tape, arrangements)
         del self._follower
         return self
 
-    def _read(self, tape: Tape, located: Mapping[Attention, Arrangement]) -> None:
-        """Find where the model reads its tokens."""
-        attending = (number for number, entry in enumerate(tape.entries) if entry.attention in located)
-        last = max((number for number in attending if _descends(tape, tape.entries[number])), default=None)
+    def _note_unseen(self, tape: Tape, arrangements: Mapping[Attention, Arrangement]) -> None:
+        """Note the layers whose attention is not among the recorded calls, and what they do instead."""
+        recorded_softmaxes = frozenset(number for attention in arrangements for number in attention.softmaxes)
+        recorded_samples = frozenset(number for attention in arrangements for number in attention.samples)
+        self.unseen = dict(self._follower.unseen)
+        for number in self._follower.sampled:
+            if number not in recorded_samples:
+                self.unseen[tape.entries[number].layer] = SAMPLED
+        for number, (layer, what_it_does) in self._softmaxes.items():
+            if number not in recorded_softmaxes:
+                self.unseen[layer] = what_it_does
+        edited = {entry.refs[0].slot for entry in tape.entries if entry.operation.name == EDITED and entry.refs}
+        uses_unknown = any(
+            outside.kind == "unknown" and outside.floating and len(outside.shape) > 2 and slot not in edited
+            for slot, outside in tape.outside.items()
+        )
+        if uses_unknown or -1 in tape.output:
+            self.unseen[""] = f"continues with {UNWATCHED}"
+
+    def _read(self, tape: Tape, arrangements: Mapping[Attention, Arrangement]) -> None:
+        """Find the tensors that the model's output is computed from, behind its last attention."""
+        last = None
+        for number, entry in enumerate(tape.entries):
+            if entry.attention not in arrangements:
+                continue
+            if any(result is not None and result.slot in tape.descends for result in entry.outs):  # it comes from the image
+                last = number
         if last is None:
             return
-        layouts = dict.fromkeys(layout for found in located.values() for layout in (found.queries, found.keys))
-        call = tape.entries[last].attention
-        asking = None if call is None or located[call].kind != "pool" else located[call].queries
-        answer = asking if asking is not None and len(asking) == 1 else None
+        layouts = dict.fromkeys(
+            layout for arrangement in arrangements.values() for layout in (arrangement.queries, arrangement.keys)
+        )
+        last_call = tape.entries[last].attention
+        pooling = None if last_call is None or arrangements[last_call].kind != "pool" else arrangements[last_call].queries
+        single_query = pooling if pooling is not None and len(pooling) == 1 else None
         shadows = self._follower.shadows
-        self.cut = find_cut(tape, last, shadows, layouts, answer)
+        self.cut = find_cut(tape, last, shadows, layouts, single_query)
         self.readouts = None if self.cut is None else Readouts(tape, self.cut, shadows.planes.images)
 
     def tokens(self, slot: int) -> Tokens | None:
@@ -92,6 +109,7 @@ class Conclusions:
         return all(slot in self._tokens for slot in slots)
 
     def _follow(self, tape: Tape) -> None:
+        """Trace the tape up to its current end, and locate each attention call on the way."""
         follower = self._follower
         for slot in self._wanted & tape.outside.keys() - self._tokens.keys():
             self._arrange(slot)
@@ -99,27 +117,34 @@ class Conclusions:
             number = follower.at
             entry = tape.entries[number]
             if entry.attention is not None and entry.attention not in self.calls:
-                found = locate(follower, tape, entry.attention)
-                alone = entry.outs[0] is not None and entry.outs[0].slot not in tape.descends
-                if found is not None and found[0].reason and alone:
-                    found = found[0].apart(), found[1]
-                self.calls[entry.attention] = found
+                call = locate(follower, tape, entry.attention)
+                result = entry.outs[0]
+                ignores_image = result is not None and result.slot not in tape.descends
+                if call is not None and ignores_image:
+                    arrangement, follows = call
+                    call = (arrangement.apart() if arrangement.reason else arrangement), follows
+                self.calls[entry.attention] = call
             located = None if entry.attention is None else self.calls[entry.attention]
             follower.see(entry, attends=located is not None)
             self._note(number, entry, located)
 
     def _note(self, number: int, entry: Entry, located: Located | None) -> None:
-        made = next((made for made in entry.outs if made is not None), None)
+        """Note what an entry that was traced has made: a result of attention, a softmax over tokens, or tokens that are wanted."""
+        result = next((made for made in entry.outs if made is not None), None)
         kind = "" if located is None else located[0].kind
-        if entry.attention is not None and located is not None and made is not None and kind != "channel":
-            self._follower.passed(entry.attention, made.slot, kind)
-        if entry.operation.own and entry.operation.name in SOFTMAX and (over := self._over_tokens(entry)) is not None:
-            self._softmaxes[number] = entry.layer, over
-        for slot in [one.slot for one in entry.outs if one is not None] + [after for _, after in entry.rewritten]:
+        if entry.attention is not None and located is not None and result is not None and kind != "channel":
+            self._follower.passed(entry.attention, result.slot, kind)
+        is_softmax = entry.operation.own and entry.operation.name in SOFTMAX
+        what_it_does = self._over_tokens(entry) if is_softmax else None
+        if what_it_does is not None:
+            self._softmaxes[number] = entry.layer, what_it_does
+        changed = [made.slot for made in entry.outs if made is not None] + [after for _, after in entry.rewritten]
+        for slot in changed:
             if slot in self._wanted:
                 self._arrange(slot)
 
     def _arrange(self, slot: int) -> None:
+        """Store the layout of the tokens in a slot; None if it is not proven where they lie."""
         places = self._follower.places(slot)
         self._tokens[slot] = None
         if places.placed and places.columns is None and not places.drift.away:
@@ -127,11 +152,11 @@ class Conclusions:
 
     def _over_tokens(self, entry: Entry) -> str | None:
         """Describe a softmax that runs, or may run, over tokens; return None for any other."""
-        made = entry.outs[0]
-        if made is None:
+        result = entry.outs[0]
+        if result is None:
             return None
-        places = self._follower.places(made.slot)
-        if places.kind == "lost" and len(made.shape) > 2:
+        places = self._follower.places(result.slot)
+        if places.kind == "lost" and len(result.shape) > 2:
             return f"has a softmax over a tensor that could not be traced beyond {places.name}"
         if not places.placed:
             return None
@@ -140,19 +165,15 @@ class Conclusions:
             dim = entry.kwargs.get("dim", entry.args[4] if len(entry.args) > 4 else -1)
         if not isinstance(dim, int):
             return None
-        tokens = not same_along(places.codes, dim) or (places.columns is not None and not same_along(places.columns, dim))
-        return "has a softmax over tokens whose product with values is not recognized" if tokens else None
-
-
-def _descends(tape: Tape, entry: Entry) -> bool:
-    """Check whether the results of a call come from the image."""
-    return any(made is not None and made.slot in tape.descends for made in entry.outs)
+        rows_differ = not same_along(places.codes, dim)
+        runs_over_tokens = rows_differ or (places.columns is not None and not same_along(places.columns, dim))
+        return "has a softmax over tokens whose product with values is not recognized" if runs_over_tokens else None
 
 
 def concluded(tape: Tape, wanted: Collection[int] = ()) -> Conclusions:
     """Return all conclusions from a tape; they are drawn once, or again if more slots are wanted."""
-    known = tape.conclusions
-    if not isinstance(known, Conclusions) or not known.has(wanted):
+    conclusions = tape.conclusions
+    if not isinstance(conclusions, Conclusions) or not conclusions.has(wanted):
         with torch._C.DisableTorchFunction():  # a capture around this one sees the model alone
-            known = tape.conclusions = Conclusions(tape, wanted).completed(tape)
-    return known
+            conclusions = tape.conclusions = Conclusions(tape, wanted).completed(tape)
+    return conclusions

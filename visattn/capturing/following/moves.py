@@ -16,7 +16,10 @@ NOTHING = words("dropout alpha_dropout feature_dropout contiguous clone detach t
 
 
 def moved_by(entry: Entry, features: Tensor, shape: torch.Size) -> Tensor | None:
-    """Apply an operation that moves elements; None if it takes several tensors."""
+    """Apply an operation of the tape that moves elements, such as `permute`, to a tensor that has a number for each element.
+
+    `shape` is that of the operation's result. Return None if the operation takes several tensors.
+    """
     if len(entry.refs) != 1 or not (entry.args and isinstance(entry.args[0], Ref)):
         return None
     if entry.operation.name == "view":  # the strides differ from those of the model

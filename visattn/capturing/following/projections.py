@@ -1,7 +1,8 @@
 """Output projections found on a tape: the linear layer that directly follows the heads of an attention call.
 
-Starting from the result of the call, operations that only move elements are followed until a linear layer reads all heads of a token,
-in the order of the heads. What follows it up to the residual connection may scale channels by a parameter (layer scale), nothing else.
+Starting from the result of the call, operations that only move elements are followed until a linear layer reads all heads of a
+token, in the order of the heads. What follows it up to the residual connection may scale channels by a parameter (layer scale),
+nothing else.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Used = Callable[[int], Tensor | None]  # takes the slot of a parameter; returns 
 
 
 class Projection(NamedTuple):
-    """Parameters of an output projection: slots of the weight `(D, heads * d)`, and of factors of its result `(D,)` (layer scale)."""
+    """Parameters of an output projection: slots of the weight `(D, heads * d)` and of factors of its result (layer scale)."""
 
     weight: int
     scales: tuple[int, ...]
 
     def of(self, used: Used) -> Tensor | None:
         """Return the weight with its factors as it is now; None if a parameter does not exist any longer."""
-        found = [used(slot) for slot in (self.weight, *self.scales)]
-        if any(tensor is None for tensor in found):
+        parameters = [used(slot) for slot in (self.weight, *self.scales)]
+        if any(parameter is None for parameter in parameters):
             return None
-        weight, *scales = (tensor.detach() for tensor in found if tensor is not None)
+        weight, *scales = (parameter.detach() for parameter in parameters if parameter is not None)
         return reduce(lambda product, scale: product * scale.reshape(-1, 1), scales, weight)
 
 
@@ -67,42 +68,48 @@ class Projections:
         """
         if attention not in self._found:
             start = features()
-            self._found[attention] = None if start is None else _found(tape, self._numbers[attention], start, self._uses)
-        found = self._found[attention]
-        return None if found is None else found.of(used)
+            self._found[attention] = None if start is None else _projection(tape, self._numbers[attention], start, self._uses)
+        projection = self._found[attention]
+        return None if projection is None else projection.of(used)
 
 
 def features_of(arrangement: Arrangement, attention: Attention, channels: int) -> Tensor | None:
-    """Return the feature `head * d + channel` of each element of a call's result `(*lead, q, d)`; None for attention within windows."""
+    """Return the feature `head * d + channel` of each element of a call's result `(*lead, q, d)`; None for attention in windows."""
     if arrangement.reason is not None or arrangement.query_index is not None:
         return None
     shape = *attention.lead, attention.rows, channels
     device = None if arrangement.order is None else arrangement.order.device
-    place = arrangement.take(torch.arange(math.prod(shape), device=device).view(shape)).cpu()  # (B, heads, q, d)
-    if place.ndim != 4 or place.numel() != math.prod(shape):
+    position = torch.arange(math.prod(shape), device=device).view(shape)
+    arranged = arrangement.take(position).cpu()  # (B, heads, q, d)
+    if arranged.ndim != 4 or arranged.numel() != math.prod(shape):
         return None
-    feature = torch.arange(place.shape[1] * channels).view(place.shape[1], 1, channels).expand(place.shape)
-    found = torch.empty(place.numel(), dtype=torch.int64)
-    found[place.flatten()] = feature.flatten()
-    return found.view(shape)
+    heads = arranged.shape[1]
+    feature = torch.arange(heads * channels).view(heads, 1, channels).expand(arranged.shape)
+    feature_by_position = torch.empty(arranged.numel(), dtype=torch.int64)
+    feature_by_position[arranged.flatten()] = feature.flatten()
+    return feature_by_position.view(shape)
 
 
-def _found(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Sequence[int]]) -> Projection | None:
-    """Follow the result of the call in entry `number` to the residual connection."""
-    made = tape.entries[number].outs[0]
-    if made is None or features.shape != made.shape:
+def _projection(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Sequence[int]]) -> Projection | None:
+    """Follow the result of the attention call in entry `number` through a linear layer to the sum with the residual stream.
+
+    `features` has the feature of each element of the result, and is moved with it. Return None if anything else happens to the
+    result, or if the linear layer reads the features in another order. `uses` has the entries that use a slot.
+    """
+    attended = tape.entries[number].outs[0]
+    if attended is None or features.shape != attended.shape:
         return None
-    slot, weight, scales = made.slot, None, []
+    slot, weight, scales = attended.slot, None, list[int]()
     while True:
-        following = [at for at in uses.get(slot, ()) if at > number]
-        if len(following) != 1 and not _all_alike(tape, following):
+        next_number = _next_use(tape, slot, number, uses)
+        if next_number is None:
             return None
-        number = following[0]
+        number = next_number
         entry = tape.entries[number]
         name, result = entry.operation.name, entry.outs[0] if entry.outs else None
         if not entry.operation.own or result is None:
             return None
-        if name in _ADDS and weight is not None:
+        if name in _ADDS and weight is not None:  # the residual connection
             return Projection(weight, tuple(scales)) if len(entry.refs) == 2 else None
         if entry.writes or entry.contents:
             return None
@@ -126,35 +133,44 @@ def _found(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Sequenc
         slot = result.slot
 
 
-def _all_alike(tape: Tape, following: Sequence[int]) -> bool:
-    """Check whether all entries but the last return the very tensor that they use, as `contiguous` may."""
-    return bool(following) and all(
-        (made := tape.entries[at].outs[0]) is not None and any(ref.slot == made.slot for ref in tape.entries[at].refs)
-        for at in following[:-1]
-    )
+def _next_use(tape: Tape, slot: int, number: int, uses: Mapping[int, Sequence[int]]) -> int | None:
+    """Return the first entry behind entry `number` that uses a slot; None if there is none, or if others use it for something else.
+
+    Entries that return the very tensor that they use, as `contiguous` may, are the same use.
+    """
+    later_uses = [user for user in uses.get(slot, ()) if user > number]
+    for user in later_uses[:-1]:
+        entry = tape.entries[user]
+        result = entry.outs[0]
+        if result is None or all(ref.slot != result.slot for ref in entry.refs):
+            return None
+    return later_uses[0] if later_uses else None
 
 
 def _in_order(features: Tensor) -> bool:
+    """Check whether the last axis of a tensor holds the features 0, 1, 2, ..."""
     return bool((features == torch.arange(features.shape[-1])).all())
 
 
 def _weight(tape: Tape, entry: Entry, slot: int, features: Tensor) -> int | None:
     """Return the slot of the weight of a linear layer that reads the features of each token in their order."""
-    given = [*entry.args, *entry.kwargs.values()]
-    reads = isinstance(given[0], Ref) and given[0].slot == slot and len(given) > 1 and isinstance(given[1], Ref)
-    if not reads or not _in_order(features):
+    arguments = [*entry.args, *entry.kwargs.values()]
+    reads_slot = isinstance(arguments[0], Ref) and arguments[0].slot == slot
+    if not reads_slot or len(arguments) < 2 or not isinstance(arguments[1], Ref) or not _in_order(features):
         return None
-    known = tape.outside.get(given[1].slot)
-    fits = known is not None and known.kind == "parameter" and known.shape[1:] == features.shape[-1:]
-    return given[1].slot if fits else None
+    weight = arguments[1].slot
+    outside = tape.outside.get(weight)
+    if outside is None or outside.kind != "parameter":
+        return None
+    return weight if outside.shape[1:] == features.shape[-1:] else None
 
 
 def _scale(tape: Tape, entry: Entry, slot: int, features: Tensor) -> int | None:
-    """Return the slot of the parameter that scales each channel, or all of them alike."""
-    others = [ref.slot for ref in entry.refs if ref.slot != slot]
-    known = tape.outside.get(others[0]) if len(others) == 1 else None
-    if known is None or known.kind != "parameter" or not _in_order(features):
+    """Return the slot of the parameter that scales each channel, or all of them alike; None if the tensor is not scaled so."""
+    factors = [ref.slot for ref in entry.refs if ref.slot != slot]
+    outside = tape.outside.get(factors[0]) if len(factors) == 1 else None
+    if outside is None or outside.kind != "parameter" or not _in_order(features):
         return None
-    return (
-        others[0] if known.shape.numel() in (1, features.shape[-1]) and known.shape[-1:].numel() == known.shape.numel() else None
-    )
+    size = outside.shape.numel()
+    is_vector = outside.shape[-1:].numel() == size  # apart from axes of size 1
+    return factors[0] if is_vector and size in (1, features.shape[-1]) else None

@@ -1,7 +1,8 @@
 """Readout of a model, as its tape proves it: the gradient of the output at the tokens that it is computed from.
 
-The gradient is taken through the part of the tape that is linear in these tokens, whose values therefore do not matter. It is the readout
-if this part ends at the output, or at one tensor of which each token gives the same multiple: what follows then changes no share.
+The gradient is taken through the part of the tape that is linear in these tokens, whose values therefore do not matter. It is the
+readout if this part ends at the output, or at one tensor of which each token gives the same multiple: what follows then changes no
+share.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Readouts:
     """Gradients of the output of a tape at the tensors of a cut, taken again when the weights they depend on have changed."""
 
     def __init__(self, tape: Tape, cut: Cut, images: int) -> None:
-        """Find the linear part."""
+        """Find the calls behind the cut that are linear in its tokens."""
         self._tape, self._cut, self.images = tape, cut, images
         self._linear, self._ends = _linear(tape, cut)
         self._used: list[tuple[Home, Tensor]] = []  # places of the weights, and copies of them
@@ -57,84 +58,103 @@ class Readouts:
 
     def shares(self) -> tuple[Tensor, ...] | None:
         """Return the shares `(B, N)` of the tokens in each part of the cut; None if they depend on values."""
-        if not self._taken or not all(_is_same(home.tensor(), copy) for home, copy in self._used):
-            self._used.clear()
-            self._taken = True
-            try:
-                with _apart_from_the_model(self._tape.device):
-                    self._shares = self._taken_now()
-                    if self._shares is not None and not any(bool(part.any()) for part in self._shares):
-                        self._shares = self._taken_now(torch.randn_like)  # a head of zeros, as before training
-            except Exception:  # a call that cannot be repeated
-                self._shares = None
+        weights_are_same = all(_is_same(home.tensor(), copy) for home, copy in self._used)
+        if self._taken and weights_are_same:
+            return self._shares
+        self._used.clear()
+        self._taken = True
+        try:
+            with _apart_from_the_model(self._tape.device):
+                self._shares = self._measured()
+                if self._shares is not None and not any(bool(part.any()) for part in self._shares):
+                    self._shares = self._measured(torch.randn_like)  # a head of zeros, as before training
+        except Exception:  # a call that cannot be repeated
+            self._shares = None
         return self._shares
 
-    def _taken_now(self, weigh: Callable[[Tensor], Tensor] = Tensor.detach) -> tuple[Tensor, ...] | None:
-        """Take the gradient with the model's own parameters, or with what `weigh` makes of them."""
+    def _measured(self, weigh: Callable[[Tensor], Tensor] = Tensor.detach) -> tuple[Tensor, ...] | None:
+        """Take the gradient of the ends of the linear part at the tokens, and return the shares; None if they depend on values.
+
+        `weigh` takes each parameter and returns the one to compute with: by default itself.
+        """
         self._weigh = weigh
-        at_output = set(self._ends) <= set(self._cut.outputs)
-        if any(entry.func is SWITCH for entry in self._tape.entries[self._cut.entries[0] :]):
+        ends_at_output = set(self._ends) <= set(self._cut.outputs)
+        behind_cut = self._tape.entries[self._cut.entries[0] :]
+        if any(entry.func is SWITCH for entry in behind_cut):
             return None
-        if not self._ends or not (at_output or len(self._ends) == 1):
+        if not self._ends or not (ends_at_output or len(self._ends) == 1):
             return None
-        values: dict[int, Tensor] = {}
-        for slot, _, _ in self._cut.parts:
-            shape = self._tape.facts[self._tape.nodes[slot]].shape
-            values[slot] = torch.zeros(shape, device=self._tape.device, requires_grad=True)
-        tokens = [values[part.slot] for part in self._cut.parts]
+        tensors: dict[int, Tensor] = {}  # by slot
+        for part in self._cut.parts:
+            shape = self._tape.facts[self._tape.nodes[part.slot]].shape
+            tensors[part.slot] = torch.zeros(shape, device=self._tape.device, requires_grad=True)
+        tokens = [tensors[part.slot] for part in self._cut.parts]
         for number in self._linear:
-            self._repeat(self._tape.entries[number], values)
-        ends = [values[slot] for slot in self._ends if values[slot].requires_grad]
+            self._repeat(self._tape.entries[number], tensors)
+        ends = [tensors[slot] for slot in self._ends if tensors[slot].requires_grad]
+        return self._shares_at(tokens, ends, at_output=ends_at_output)
+
+    def _shares_at(self, tokens: Sequence[Tensor], ends: Sequence[Tensor], *, at_output: bool) -> tuple[Tensor, ...] | None:
+        """Return the shares of tokens in tensors that were computed from them; None if what follows these changes the shares.
+
+        What follows a single tensor changes no share if the gradients of all tokens are parallel, as behind a weighted sum.
+        """
+        parts = list(zip(self._cut.parts, tokens, strict=True))
         if not ends:
-            return tuple(
-                torch.zeros(part.take(x, self.images).shape[:2]) for part, x in zip(self._cut.parts, tokens, strict=True)
-            )
+            return tuple(torch.zeros(part.take(x, self.images).shape[:2]) for part, x in parts)
         squares = [torch.zeros((), device=self._tape.device, dtype=torch.float64)] * len(tokens)
         for probes in _probes(ends, self.images, at_output=at_output):
-            slopes = torch.autograd.grad(ends, tokens, probes, retain_graph=True, allow_unused=True)
-            taken = [
-                part.take(torch.zeros_like(x) if slope is None else slope, self.images).double()
-                for part, x, slope in zip(self._cut.parts, tokens, slopes, strict=True)
-            ]
-            if not at_output and not all(map(_parallel, torch.cat([x.flatten(1, -2) for x in taken], 1))):
-                return None
-            squares = [total + x.square().sum(-1) for total, x in zip(squares, taken, strict=True)]
+            raw = torch.autograd.grad(ends, tokens, probes, retain_graph=True, allow_unused=True)
+            filled = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(tokens, raw, strict=True)]
+            gradients = [part.take(x, self.images).double() for part, x in zip(self._cut.parts, filled, strict=True)]
+            if not at_output:
+                of_all_tokens = torch.cat([gradient.flatten(1, -2) for gradient in gradients], 1)  # (B, N, D)
+                if not all(map(_are_parallel, of_all_tokens)):
+                    return None
+            squares = [total + gradient.square().sum(-1) for total, gradient in zip(squares, gradients, strict=True)]
         return tuple(shares_of(total.sqrt()) for total in squares)
 
-    def _repeat(self, entry: Entry, values: dict[int, Tensor]) -> None:
-        """Repeat a call; `values` holds the tensors by slot."""
-        args, kwargs = self._given(entry.args, values), self._given(entry.kwargs, values)
+    def _repeat(self, entry: Entry, tensors: dict[int, Tensor]) -> None:
+        """Repeat a call of the tape with other tensors, and add its results to `tensors`, which holds tensors by slot."""
+        args, kwargs = self._filled(entry.args, tensors), self._filled(entry.kwargs, tensors)
         results = results_of(args, entry.func(*args, **kwargs), writes=False)
         for made, result in zip(entry.outs, results, strict=True):
             if made is not None:
-                values[made.slot] = _plain(result)
+                tensors[made.slot] = _plain(result)
 
-    def _given(self, value: Any, values: dict[int, Tensor]) -> Any:  # noqa: ANN401
+    def _filled(self, value: Any, tensors: dict[int, Tensor]) -> Any:  # noqa: ANN401
+        """Return an argument of the tape, nested or not, with tensors instead of references to slots."""
         if isinstance(value, Ref):
-            return self._value(value.slot, values)
+            return self._tensor(value.slot, tensors)
         if isinstance(value, dict):
-            return {name: self._given(item, values) for name, item in value.items()}
+            return {name: self._filled(item, tensors) for name, item in value.items()}
         if isinstance(value, slice):
-            return slice(*(self._given(item, values) for item in (value.start, value.stop, value.step)))
-        return type(value)(self._given(item, values) for item in value) if type(value) in (tuple, list) else value
+            return slice(*(self._filled(item, tensors) for item in (value.start, value.stop, value.step)))
+        return type(value)(self._filled(item, tensors) for item in value) if type(value) in (tuple, list) else value
 
-    def _value(self, slot: int, values: dict[int, Tensor]) -> Tensor:
-        """Return the tensor of a slot: one of the model, or one that is computed from those of the model alone."""
-        if slot in values:
-            return values[slot]
+    def _tensor(self, slot: int, tensors: dict[int, Tensor]) -> Tensor:
+        """Return the tensor of a slot: one of the model, or one that is computed from those of the model alone.
+
+        Raises:
+            _Changing: If it may be another one in each forward pass.
+        """
+        if slot in tensors:
+            return tensors[slot]
         outside = self._tape.outside.get(slot)
         if outside is None:
-            entry = next((entry for entry in self._tape.entries if any(out and out.slot == slot for out in entry.outs)), None)
+            makers = (entry for entry in self._tape.entries if any(out and out.slot == slot for out in entry.outs))
+            entry = next(makers, None)
             if entry is None or slot in self._tape.descends or entry.writes or any(step.random for step in entry.steps):
                 raise _Changing
-            self._repeat(entry, values)
-            return values[slot]
+            self._repeat(entry, tensors)
+            return tensors[slot]
         tensor = None if outside.home is None else outside.home.tensor()
         if outside.home is None or tensor is None:
             raise _Changing
-        self._used.append((outside.home, tensor.detach().clone() if tensor.numel() <= _MOST else tensor.new_empty(0)))
-        values[slot] = _plain(self._weigh(tensor) if outside.kind == "parameter" else tensor.detach())
-        return values[slot]
+        copy = tensor.detach().clone() if tensor.numel() <= _MOST else tensor.new_empty(0)
+        self._used.append((outside.home, copy))
+        tensors[slot] = _plain(self._weigh(tensor) if outside.kind == "parameter" else tensor.detach())
+        return tensors[slot]
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -145,17 +165,17 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _is_same(tensor: Tensor | None, copy: Tensor) -> bool:
-    """Check whether weights are still those of a copy. Their contents are compared, since writes through `.data` are not counted."""
+    """Check whether weights still equal their copy. Contents are compared, since PyTorch does not count writes through `.data`."""
     return tensor is not None and tensor.dtype == copy.dtype and torch.equal(tensor.detach(), copy)
 
 
 def _probes(ends: Sequence[Tensor], images: int, *, at_output: bool) -> list[list[Tensor]]:
     """Return gradients at the ends: those that stand for all numbers of an output, or a random one, which no two tokens share."""
     generator, device = torch.Generator().manual_seed(0), ends[0].device
-    if not at_output or any(len(end) != images for end in ends):
-        return [
-            [torch.randn(end.shape, generator=generator).to(device) for end in ends] for _ in range(PROBES if at_output else 1)
-        ]
+    are_rows_images = at_output and all(len(end) == images for end in ends)
+    if not are_rows_images:
+        count = PROBES if at_output else 1
+        return [[torch.randn(end.shape, generator=generator).to(device) for end in ends] for _ in range(count)]
     sizes = [end[0].numel() for end in ends]
     return [
         [part.to(device).reshape(end.shape) for part, end in zip(torch.split(probe, sizes, 1), ends, strict=True)]
@@ -163,11 +183,11 @@ def _probes(ends: Sequence[Tensor], images: int, *, at_output: bool) -> list[lis
     ]
 
 
-def _parallel(vectors: Tensor) -> bool:
+def _are_parallel(vectors: Tensor) -> bool:
     """Check whether all vectors `(N, D)` that are not zero have one direction, or the opposite one."""
     norms = torch.linalg.vector_norm(vectors, dim=-1)
-    read = norms > 1e-12 * norms.max()
-    directions = vectors[read] / norms[read, None]
+    is_nonzero = norms > 1e-12 * norms.max()
+    directions = vectors[is_nonzero] / norms[is_nonzero, None]
     return not len(directions) or bool(((directions @ directions[0]).abs() > 1 - _PARALLEL).all())
 
 
@@ -175,48 +195,60 @@ def _parallel(vectors: Tensor) -> bool:
 
 
 def _linear(tape: Tape, cut: Cut) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the entries that are linear in the tokens of a cut, and the slots that others continue from, or that are the output."""
-    reached, beyond, entries, ends = {part.slot for part in cut.parts}, set[int](), list[int](), dict[int, None]()
+    """Find the calls behind a cut that are linear in its tokens, as a mean or a linear layer is.
+
+    Returns:
+        Indices of these entries, and the slots where the linear part ends: those that other calls continue from, and outputs.
+    """
+    linear_slots, later_slots = {part.slot for part in cut.parts}, set[int]()
+    entries, ends = list[int](), dict[int, None]()
     for number in cut.entries:
         entry = tape.entries[number]
-        before = {ref.slot for ref in entry.refs}
-        here = before & reached
-        if not here and not before & beyond:
+        arguments = {ref.slot for ref in entry.refs}
+        linear_arguments = arguments & linear_slots
+        reads_later = bool(arguments & later_slots)
+        if not linear_arguments and not reads_later:
             continue
-        outs = {out.slot for out in entry.outs if out is not None} | {after for _, after in entry.rewritten}
-        if not before & beyond and not entry.writes and _is_linear(entry, {int(tape.nodes[slot]) for slot in here}):
-            reached |= outs
+        results = {out.slot for out in entry.outs if out is not None} | {after for _, after in entry.rewritten}
+        may_be_linear = not reads_later and not entry.writes
+        if may_be_linear and _is_linear(entry, {int(tape.nodes[slot]) for slot in linear_arguments}):
+            linear_slots |= results
             entries.append(number)
         else:
-            beyond |= outs
-            ends.update(dict.fromkeys(sorted(here)))
-    ends.update(dict.fromkeys(slot for slot in cut.outputs if slot in reached))
+            later_slots |= results
+            ends.update(dict.fromkeys(sorted(linear_arguments)))
+    ends.update(dict.fromkeys(slot for slot in cut.outputs if slot in linear_slots))
     return tuple(entries), tuple(ends)
 
 
-def _is_linear(entry: Entry, tokens: set[int]) -> bool:
-    """Check whether the steps of a call are linear in these nodes."""
+def _is_linear(entry: Entry, token_nodes: set[int]) -> bool:
+    """Check whether all steps of a call are linear in these nodes."""
     if not entry.steps:
         return entry.attention is None and all(slot is not None for slot in entry.before)
     if not all(made is None or made.floating for made in entry.outs):
         return False
-    reached = set(tokens)
+    reached = set(token_nodes)
     for step in entry.steps:
-        coming = {name for name, value in step.given.items() if any(node in reached for node in tensors_in_nodes(value))}
-        if not coming:
+        token_args = {name for name, value in step.given.items() if any(node in reached for node in tensors_in_nodes(value))}
+        if not token_args:
             continue
-        if not _is_linear_step(step, coming):
+        if not _is_linear_step(step, token_args):
             return False
-        reached |= {node for node in (*step.outs, *(after for _, after in step.written)) if node is not None}
+        results = (*step.outs, *(after for _, after in step.written))
+        reached |= {node for node in results if node is not None}
     return True
 
 
-def _is_linear_step(step: Step, coming: set[str]) -> bool:
+def _is_linear_step(step: Step, token_args: set[str]) -> bool:
+    """Check whether a step is linear in the arguments of these names."""
     if step.op is None or step.random:
         return False
     name, row = row_of(step.op)
-    if row is None or row.makes:
-        return row is not None
-    if (step.written and name != "as_strided") or step.given.get("rounding_mode") is not None:
+    if row is None:
         return False
-    return row.linear is not None and row.linear(coming)
+    if row.makes:  # a tensor of zeros or ones in the shape of its argument
+        return True
+    writes = step.written and name != "as_strided"
+    if writes or step.given.get("rounding_mode") is not None:
+        return False
+    return row.linear is not None and row.linear(token_args)

@@ -1,7 +1,7 @@
 """Attention to sampled points (deformable attention): where the samples lie that a call weights, and which weight each has.
 
-A model reads maps of values at points that it computes for each query, stacks these samples, and sums them with weights from a softmax.
-The samples are numbered, and the numbers are moved along the tape as the model moves the samples.
+A model reads maps of values at points that it computes for each query, stacks these samples, and sums them with weights from a
+softmax. The samples are numbered, and the numbers are moved along the tape as the model moves the samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from visattn.capturing.trace.tape import Attention, Entry, Ref, Tape
 
 
 def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangement | None:
-    """Return the arrangement of a call that weights samples; None if it is unknown where they lie.
+    """Return the arrangement of a call that sums samples of maps (deformable attention); None if it is unknown where they lie.
 
     The keys are the cells of the finest map that is sampled.
     """
@@ -33,27 +33,33 @@ def sampled(follower: TokenTracer, tape: Tape, attention: Attention) -> Arrangem
         return None
     entries = [tape.entries[number] for number in attention.samples]
     maps = [_map(follower, number, entry) for number, entry in zip(attention.samples, entries, strict=True)]
-    planes = [one.plane for one in maps if one is not None]
-    if len(planes) < len(maps) or len({one.images for one in maps if one is not None}) > 1:
+    known_maps = [known for known in maps if known is not None]
+    different_images = {known.images for known in known_maps}
+    if len(known_maps) < len(maps) or len(different_images) > 1:
         return None
-    queries = values.codes[..., 0, 0].flatten()
-    if len([plane for plane in follower.planes.of(queries) if plane.grid]) > 1:  # queries on several grids, as in encoders
+    query_codes = values.codes[..., 0, 0].flatten()  # a sample counts as a value of the query that computed its point
+    query_grids = [plane for plane in follower.planes.of(query_codes) if plane.grid]
+    if len(query_grids) > 1:  # as in encoders
         return None
-    numbers = _numbers(tape, attention, entries)
-    if numbers is None:
+    groups = _groups(tape, attention, entries)
+    if groups is None:
         return None
-    order, number, rows = numbers
+    order, sample_numbers, queries_per_map = groups
+    planes = [known.plane for known in known_maps]
     finest = max(planes, key=lambda plane: plane.cells)
-    images = torch.tensor(next(one.images for one in maps if one is not None), device=queries.device)
-    keys = follower.planes.codes(finest).flatten(1)[images]
+    images = torch.tensor(known_maps[0].images, device=query_codes.device)
+    key_codes = follower.planes.codes(finest).flatten(1)[images]
     try:
-        found = arrange(follower.planes, queries[order].view(-1, rows), keys, (len(images),), rows)
+        tokens = arrange(
+            follower.planes, query_codes[order].view(-1, queries_per_map), key_codes, (len(images),), queries_per_map
+        )
     except Unplaced:
         return None
-    on_finest = tuple(_placed(plane, finest, entry) for plane, entry in zip(planes, entries, strict=True))
-    samples = Samples(order, number, on_finest, (finest.grid[-2], finest.grid[-1]), (len(images), rows))
+    on_finest = tuple(_to_finest(plane, finest, entry) for plane, entry in zip(planes, entries, strict=True))
+    grid = finest.grid[-2], finest.grid[-1]
+    samples = Samples(order, sample_numbers, on_finest, grid, (len(images), queries_per_map))
     return SampledArrangement(
-        "sampled", found.queries, found.keys, found.order, found.query_index, found.key_index, samples=samples
+        "sampled", tokens.queries, tokens.keys, tokens.order, tokens.query_index, tokens.key_index, samples=samples
     )
 
 
@@ -66,89 +72,101 @@ class _Map(NamedTuple):
 
 def _map(follower: TokenTracer, number: int, entry: Entry) -> _Map | None:
     """Return the map that an entry samples; None if its cells are no grid in raster order, or its samples are not interpolated."""
-    given = _options(entry)
+    options = _options(entry)
     codes = follower.sampled.get(number)
-    if codes is None or (given.get("mode", "bilinear"), given.get("padding_mode", "zeros")) != ("bilinear", "zeros"):
+    modes = options.get("mode", "bilinear"), options.get("padding_mode", "zeros")
+    if codes is None or modes != ("bilinear", "zeros"):
         return None
     planes = follower.planes
-    plane, before = planes.raster(codes)
-    if plane is None or before != (0, 0) or plane.grid[-2:] != tuple(codes.shape[1:]) or len(plane.grid) > 2:
+    plane, padding = planes.raster(codes)
+    if plane is None or padding != (0, 0) or plane.grid[-2:] != tuple(codes.shape[1:]) or len(plane.grid) > 2:
         return None
     return _Map(plane, tuple(planes.images_of(codes[:, 0, 0]).tolist()))
 
 
 def _options(entry: Entry) -> dict[str, object]:
+    """Return the arguments of a call of `grid_sample` by name."""
     names = "input", "grid", "mode", "padding_mode", "align_corners"
     return dict(zip(names, entry.args, strict=False)) | dict(entry.kwargs)
 
 
-def _placed(plane: Plane, finest: Plane, entry: Entry) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return factors and offsets from points in [-1, 1] to `(column, row)` of the finest grid."""
+def _to_finest(plane: Plane, finest: Plane, entry: Entry) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return factors and offsets `(x, y)` that turn points of `grid_sample`, in [-1, 1], into cells of the finest grid."""
     aligned = _options(entry).get("align_corners")
+    box, finest_box = plane.box, finest.box
+    horizontal = (box.left, box.width, plane.columns), (finest_box.left, finest_box.width, finest.columns)
+    vertical = (box.top, box.height, plane.grid[-2]), (finest_box.top, finest_box.height, finest.grid[-2])
     factors, offsets = [], []
-    for start, length, cells, own_start, own_length, own in (
-        (finest.box.left, finest.box.width, finest.columns, plane.box.left, plane.box.width, plane.columns),
-        (finest.box.top, finest.box.height, finest.grid[-2], plane.box.top, plane.box.height, plane.grid[-2]),
-    ):
-        reach = (own - 1) / own if aligned else 1.0  # -1 and 1 are the centers of the first and last cell
-        middle = own_start + own_length / 2
-        factors.append(own_length / 2 * reach / length * cells)
-        offsets.append((middle - start) / length * cells - 0.5)
+    for (start, length, cells), (finest_start, finest_length, finest_cells) in (horizontal, vertical):
+        reach = (cells - 1) / cells if aligned else 1.0  # -1 and 1 are the centers of the first and last cell
+        middle = start + length / 2
+        factors.append(length / 2 * reach / finest_length * finest_cells)
+        offsets.append((middle - finest_start) / finest_length * finest_cells - 0.5)
     return (factors[0], factors[1]), (offsets[0], offsets[1])
 
 
-def _numbers(tape: Tape, attention: Attention, entries: Sequence[Entry]) -> tuple[Tensor, Tensor, int] | None:
-    """Find the samples that each group of weights belongs to.
+def _groups(tape: Tape, attention: Attention, entries: Sequence[Entry]) -> tuple[Tensor, Tensor, int] | None:
+    """Find the samples that each query sums: number them, and move the numbers as the model moves the samples.
 
     Returns:
-        Index `(N * Q,)` of the group of each query of each map in the flattened axes of the call; number `(N * Q, k)` of its samples,
+        Index `(N * Q,)` of the sum of each query of each map in the flattened axes of the call; number `(N * Q, k)` of its samples,
         counted over all maps and their points `(N, Q, P)`; and Q. None if they are unknown.
     """
-    at: dict[int, Tensor] = {}
-    starts, sizes = [0], []
+    numbers_by_slot: dict[int, Tensor] = {}
+    starts, points_of_maps, different_counts = [0], list[int](), set[tuple[int, int]]()
     for entry in entries:
-        made = entry.outs[0]
-        assert made is not None  # noqa: S101 - it returned a map
-        count, _, rows, points = made.shape
-        number = torch.arange(count * rows * points).view(count, 1, rows, points) + starts[-1]
-        at[made.slot] = number.expand(made.shape)
+        sampled_map = entry.outs[0]
+        assert sampled_map is not None  # noqa: S101 - it returned a map
+        groups, _, rows, points = sampled_map.shape
+        number = torch.arange(groups * rows * points).view(groups, 1, rows, points) + starts[-1]
+        numbers_by_slot[sampled_map.slot] = number.expand(sampled_map.shape)  # the same for all channels
         starts.append(starts[-1] + number.numel())
-        sizes.append((count, rows, points))
+        points_of_maps.append(points)
+        different_counts.add((groups, rows))
+    numbers = _at_product(tape, attention, numbers_by_slot)
+    if numbers is None or len(different_counts) > 1:
+        return None
+    ((groups, rows),) = different_counts
+    number_of_value = attention.operands[-1].view(numbers)
+    if bool((number_of_value != number_of_value[..., :1]).any()):  # the channels of a value come from several samples
+        return None
+    number = number_of_value[..., 0].flatten(0, -2)  # (sums, k)
+    map_index = torch.bucketize(number, torch.tensor(starts[1:]), right=True)
+    points_of_sample = torch.tensor(points_of_maps)[map_index]
+    query = (number - torch.tensor(starts)[map_index]) // points_of_sample  # counted over the groups of a map
+    if bool((query != query[:, :1]).any()) or len(number) != groups * rows:
+        return None
+    order = query[:, 0].argsort()
+    is_each_query_once = torch.equal(query[order, 0], torch.arange(groups * rows))
+    return (order, number[order], rows) if is_each_query_once else None
+
+
+def _at_product(tape: Tape, attention: Attention, numbers_by_slot: dict[int, Tensor]) -> Tensor | None:
+    """Move numbers of samples along the tape, from the maps to the product with the weights; None if they do not arrive there."""
     for entry in tape.entries[attention.samples[0] + 1 :]:
         if entry.attention is attention:
             break
         made = entry.outs[0] if entry.outs else None
-        if made is None or not entry.operation.own or not any(ref.slot in at for ref in entry.refs) or made.slot in at:
+        if made is None or not entry.operation.own or made.slot in numbers_by_slot:
             continue
-        moved = _moved(entry, at, made.shape)
+        if not any(ref.slot in numbers_by_slot for ref in entry.refs):
+            continue
+        moved = _moved(entry, numbers_by_slot, made.shape)
         if moved is not None and moved.shape == made.shape:
-            at[made.slot] = moved
-    found = at.get(attention.operands[-1].slot)
-    if found is None or len({size[:2] for size in sizes}) > 1:
-        return None
-    count, rows, _ = sizes[0]
-    found = attention.operands[-1].view(found)
-    if bool((found != found[..., :1]).any()):
-        return None
-    number = found[..., 0].flatten(0, -2)  # (groups, k)
-    level = torch.bucketize(number, torch.tensor(starts[1:]), right=True)
-    across = torch.tensor([size[2] for size in sizes])[level]
-    query = (number - torch.tensor(starts)[level]) // across  # counted over the groups of a map
-    if bool((query != query[:, :1]).any()) or len(number) != count * rows:
-        return None
-    order = query[:, 0].argsort()
-    if not torch.equal(query[order, 0], torch.arange(count * rows)):
-        return None
-    return order, number[order], rows
+            numbers_by_slot[made.slot] = moved
+    return numbers_by_slot.get(attention.operands[-1].slot)
 
 
-def _moved(entry: Entry, at: dict[int, Tensor], shape: torch.Size) -> Tensor | None:
+def _moved(entry: Entry, numbers_by_slot: dict[int, Tensor], shape: torch.Size) -> Tensor | None:
+    """Apply a call that reshapes or joins tensors to the numbers of their elements; None for any other call."""
     if entry.operation.name in MOVES:
         source = entry.args[0] if entry.args else None
-        return moved_by(entry, at[source.slot], shape) if isinstance(source, Ref) and source.slot in at else None
+        if not isinstance(source, Ref) or source.slot not in numbers_by_slot:
+            return None
+        return moved_by(entry, numbers_by_slot[source.slot], shape)
     if entry.operation.name not in JOIN or not entry.args or not isinstance(entry.args[0], (tuple, list)):
         return None
-    parts = [at.get(ref.slot) if isinstance(ref, Ref) else None for ref in entry.args[0]]
+    parts = [numbers_by_slot.get(ref.slot) if isinstance(ref, Ref) else None for ref in entry.args[0]]
     if any(part is None for part in parts):
         return None
     joined = entry.func(parts, *entry.args[1:], **entry.kwargs)

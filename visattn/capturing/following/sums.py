@@ -1,7 +1,7 @@
 """Attention that is not recorded, found among the operations of a call: products of tokens with tokens that are summed over tokens.
 
-Linear attention multiplies keys by values, sums over tokens, and multiplies queries by the sum. Scores are multiplied by values in a way
-that is not recognized. Both must be told. Gates are not meant: they scale each channel, or each position.
+Linear attention multiplies keys by values, sums over tokens, and multiplies queries by the sum. Scores are multiplied by values
+in a way that is not recognized. Both must be told. Gates are not meant: they scale each channel, or each position.
 """
 
 from __future__ import annotations
@@ -38,25 +38,27 @@ class Sums:
         self._weighted: set[int] = set()  # scores that were multiplied elementwise by the values of their keys
 
     def see(self, step: Step, layer: str, call: str) -> tuple[str, str] | None:
-        """Look at a step that is about to be followed; return a layer, and what it does, if that is attention that is not recorded.
+        """Look for attention without a softmax, such as linear attention, which cannot be recorded.
 
-        `call` is the name of the call that the step belongs to.
+        Return the layer, and what it does, if a step (one aten operation, about to be traced) computes such attention; otherwise
+        None. `call` is the name of the function that the step belongs to.
         """
         if step.op is None:
             return None
         name, nodes = row_of(step.op)[0], list(_read(step))
-        told = self._of_pairs(step, nodes, layer)
-        if told is not None:
-            return told
+        unrecorded = self._see_scores(step, nodes, layer)
+        if unrecorded is not None:
+            return unrecorded
         if name in FACTORS:
-            left, right = (step.given[one] for one in FACTORS[name])
-            if self.is_scores(left) != self.is_scores(right) and "learned" not in (self._of(left).kind, self._of(right).kind):
+            left, right = (step.given[factor] for factor in FACTORS[name])
+            is_one_scores = self.is_scores(left) != self.is_scores(right)
+            if is_one_scores and "learned" not in (self._of(left).kind, self._of(right).kind):
                 return layer, f"{SCORES} with {call}"
-            return self._product(step, left, right, layer, channels=name == "convolution")
+            return self._see_product(step, left, right, layer, channels=name == "convolution")
         if name == "mul" and len(nodes) == 2:
-            return self._elementwise(step, *nodes)
-        if name in _SUMS and nodes and nodes[0] in self._pairs and self._over_tokens(step, nodes[0]):
-            self._sums.update(dict.fromkeys(_made(step), layer))
+            return self._see_elementwise(step, *nodes)
+        if name in _SUMS and nodes and nodes[0] in self._pairs and self._is_over_tokens(step, nodes[0]):
+            self._sums.update(dict.fromkeys(_results(step), layer))
         elif name not in SOFTMAXES:
             self._pass_on(step, nodes)
         return None
@@ -66,43 +68,52 @@ class Sums:
         places = self._of(node)
         return places.columns is not None or (places.kind == "lost" and node in self._of_scores)
 
-    def _of_pairs(self, step: Step, nodes: Sequence[Node], layer: str) -> tuple[str, str] | None:
-        """Look for scores that are multiplied by values elementwise, and then summed over tokens."""
+    def _see_scores(self, step: Step, nodes: Sequence[Node], layer: str) -> tuple[str, str] | None:
+        """Look for attention without a matrix product: scores that are multiplied by values elementwise, then summed over tokens.
+
+        Return layer and description of such a sum; None for any other step.
+        """
         scores = [node for node in nodes if self.is_scores(node)]
         if not scores:
             return None
         assert step.op is not None  # noqa: S101 - the caller has checked it
         name, row = row_of(step.op)
-        weighted, made = bool(self._weighted.intersection(scores)), _made(step)
-        self._of_scores.update(made)
-        if weighted and row is not None and row.rule is reduced and self._over_tokens(step, scores[0]):
+        are_weighted, results = bool(self._weighted.intersection(scores)), _results(step)
+        self._of_scores.update(results)
+        if are_weighted and row is not None and row.rule is reduced and self._is_over_tokens(step, scores[0]):
             return layer, f"{SCORES} elementwise"
-        if row is not None and row.rule is combined and name != "div":
-            weighted |= any(
-                _are_values(self._of(node), self._of(pair)) for node in nodes if node not in scores for pair in scores
-            )
-        if weighted:
-            self._weighted.update(made)
+        may_weight = row is not None and row.rule is combined and name != "div"
+        if may_weight:
+            others = [node for node in nodes if node not in scores]
+            are_weighted |= any(_are_values(self._of(other), self._of(score)) for other in others for score in scores)
+        if are_weighted:
+            self._weighted.update(results)
         return None
 
-    def _product(self, step: Step, left: Node, right: Node, layer: str, *, channels: bool) -> tuple[str, str] | None:
-        """Look at a product of matrices, or at a convolution, which sums over `channels`."""
-        for one, other in ((left, right), (right, left)):
-            if one in self._sums:
-                if other in self._sums or self._of(other).kind == "learned":
-                    self._sums.update(dict.fromkeys(_made(step), self._sums[one]))
-                    return None
-                return self._sums[one] or layer, LINEAR
+    def _see_product(self, step: Step, left: Node, right: Node, layer: str, *, channels: bool) -> tuple[str, str] | None:
+        """Look at a product of matrices, or at a convolution, which sums over `channels`.
+
+        Return a layer, and what it does, if tokens are multiplied by a sum of products of tokens (linear attention).
+        """
+        for factor, other in ((left, right), (right, left)):
+            if factor not in self._sums:
+                continue
+            if other in self._sums or self._of(other).kind == "learned":
+                self._sums.update(dict.fromkeys(_results(step), self._sums[factor]))
+                return None
+            return self._sums[factor] or layer, LINEAR
         if channels:
             return None
         first, second = self._of(left), self._of(right)
-        if self._facts[left].shape[-1] == 1 and self._share(first, second):  # all pairs of channels
-            self._pairs.update(_made(step))
+        is_outer_product = self._facts[left].shape[-1] == 1
+        if is_outer_product and self._share_tokens(first, second):  # all pairs of channels
+            self._pairs.update(_results(step))
             return None
-        over = self._varies(first, -1), self._varies(second, -2 if second.codes.ndim > 1 else -1)
-        if all(over) and first.columns is None and second.columns is None:
-            self._sums.update(dict.fromkeys(_made(step), layer))
-        elif (over[0] and second.kind == "lost") or (over[1] and first.kind == "lost"):
+        # the axes that are summed: the last of the left factor, the last but one of the right
+        first_varies, second_varies = self._varies(first, -1), self._varies(second, -2 if second.codes.ndim > 1 else -1)
+        if first_varies and second_varies and first.columns is None and second.columns is None:
+            self._sums.update(dict.fromkeys(_results(step), layer))
+        elif (first_varies and second.kind == "lost") or (second_varies and first.kind == "lost"):
             return layer, UNTRACED
         return None
 
@@ -112,45 +123,54 @@ class Sums:
             same_along(places.codes, dim) and (places.columns is None or same_along(places.columns, dim))
         )
 
-    def _elementwise(self, step: Step, left: Node, right: Node) -> tuple[str, str] | None:
-        """Look at an elementwise product; each operand may be repeated along axes of the other (all pairs of channels)."""
-        for one, other in ((left, right), (right, left)):
-            summed = one in self._sums and other not in self._sums and self._of(other).kind != "learned"
-            if summed and self._is_repeated(other, one):
-                return self._sums[one], LINEAR
-        if self._is_repeated(left, right) and self._is_repeated(right, left) and self._share(self._of(left), self._of(right)):
-            self._pairs.update(_made(step))
+    def _see_elementwise(self, step: Step, left: Node, right: Node) -> tuple[str, str] | None:
+        """Look at an elementwise product; each operand may be repeated along axes of the other (all pairs of channels).
+
+        Return a layer, and what it does, if tokens are multiplied by a sum of products of tokens (linear attention).
+        """
+        for factor, other in ((left, right), (right, left)):
+            is_sum_by_tokens = factor in self._sums and other not in self._sums and self._of(other).kind != "learned"
+            if is_sum_by_tokens and self._is_repeated(other, factor):
+                return self._sums[factor], LINEAR
+        is_outer_product = self._is_repeated(left, right) and self._is_repeated(right, left)
+        if is_outer_product and self._share_tokens(self._of(left), self._of(right)):
+            self._pairs.update(_results(step))
         else:
             self._pass_on(step, (left, right))
         return None
 
-    def _is_repeated(self, one: Node, other: Node) -> bool:
+    def _is_repeated(self, operand: Node, other: Node) -> bool:
         """Check whether an operand is the same along an axis of the product where the other differs."""
-        mine, others = self._facts[one], self._facts[other]
-        ndim = max(len(mine.shape), len(others.shape))
-        return any(not _differs(mine, axis - ndim) and _differs(others, axis - ndim) for axis in range(ndim))
+        facts, other_facts = self._facts[operand], self._facts[other]
+        ndim = max(len(facts.shape), len(other_facts.shape))
+        return any(not _differs(facts, axis - ndim) and _differs(other_facts, axis - ndim) for axis in range(ndim))
 
-    def _share(self, first: Places, second: Places) -> bool:
-        """Check whether both operands are tokens that differ along one axis."""
+    def _share_tokens(self, first: Places, second: Places) -> bool:
+        """Check whether both operands of a product hold tokens along one common axis."""
         if first.columns is not None or second.columns is not None:
             return False
         ndim = min(first.codes.ndim, second.codes.ndim)
         return any(self._varies(first, -axis) and self._varies(second, -axis) for axis in range(1, ndim + 1))
 
-    def _over_tokens(self, step: Step, node: Node) -> bool:
+    def _is_over_tokens(self, step: Step, node: Node) -> bool:
+        """Check whether a reduction, such as a sum or a mean, runs over an axis along which tokens differ."""
         places, dims = self._of(node), step.given.get("dim")
         every = range(places.codes.ndim) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
         return any(self._varies(places, dim) for dim in every)
 
     def _pass_on(self, step: Step, nodes: Sequence[Node]) -> None:
-        """Note results that are made from sums, or from products, and otherwise from parameters alone."""
-        known = [node for node in nodes if node in self._sums or node in self._pairs]
-        if not known or any(node not in known and self._of(node).kind != "learned" for node in nodes):
+        """Note that the results of a step are sums of products of tokens, or such products, if its arguments are.
+
+        That is so if its other arguments come from parameters alone.
+        """
+        sources = [node for node in nodes if node in self._sums or node in self._pairs]
+        if not sources or any(node not in sources and self._of(node).kind != "learned" for node in nodes):
             return
-        if known[0] in self._sums:
-            self._sums.update(dict.fromkeys(_made(step), self._sums[known[0]]))
+        source = sources[0]
+        if source in self._sums:
+            self._sums.update(dict.fromkeys(_results(step), self._sums[source]))
         else:
-            self._pairs.update(_made(step))
+            self._pairs.update(_results(step))
 
 
 def _are_values(places: Places, scores: Places) -> bool:
@@ -165,14 +185,17 @@ def _are_values(places: Places, scores: Places) -> bool:
 
 
 def _differs(facts: Facts, axis: int) -> bool:
+    """Check whether a tensor may differ along an axis, counted from the last: it has the axis, and is not expanded along it."""
     return -axis <= len(facts.shape) and facts.shape[axis] > 1 and (not facts.stride or facts.stride[axis] != 0)
 
 
 def _read(step: Step) -> Iterator[Node]:
+    """Yield the tensors that a step reads."""
     for name, value in step.given.items():
         if not name.startswith("out"):
             yield from tensors_in_nodes(value)
 
 
-def _made(step: Step) -> Sequence[int]:
+def _results(step: Step) -> Sequence[int]:
+    """Return the tensors that a step makes or overwrites."""
     return [node for node in step.outs if node is not None] + [after for _, after in step.written]
