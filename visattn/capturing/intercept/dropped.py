@@ -14,7 +14,10 @@ _DROPPED: dict[Callable[..., Any], str] = {torch.functional.chain_matmul: "out",
 
 
 def restored(func: Callable[..., Any], kwargs: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the keyword arguments of a call with the one that its function forgot, as its running frame has it."""
+    """Return the keyword arguments of a call, completed by one that PyTorch has not handed over, such as `weight` of `F.l1_loss`.
+
+    Its value is read from the local variables of the function, which is running on the Python stack.
+    """
     name = _DROPPED.get(func)
     if name is None or (kwargs and name in kwargs):
         return kwargs

@@ -1,7 +1,7 @@
 """Function mode that intercepts every function call of a forward pass, records the tape and reports each attention call.
 
-It recognizes fused calls and attention that is written as a softmax followed by a weighted mean of values. `nn.MultiheadAttention` reaches
-a mode as a single call, so the mode runs its body in order to intercept the calls inside.
+It recognizes fused calls and attention that is written as a softmax followed by a weighted mean of values. `nn.MultiheadAttention`
+reaches a mode as a single call, so the mode runs its body in order to intercept the calls inside.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _NESTED = "runs on nested tensors"
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
-def _unreadable(tensor: Tensor) -> str:
-    """Say why a tensor has no plain values; empty if it has."""
+def _why_unreadable(tensor: Tensor) -> str:
+    """Return why a capture cannot read the values of a tensor, as a part of a sentence; empty if it can."""
     return "runs inside torch.func" if _wrapped(tensor) else _NESTED if tensor.is_nested else ""
 
 
-# glibc keeps freed memory up to twice the largest block that was mapped and freed. Freeing this block, which is never touched, raises
-# that limit: the pages of a dropped recording are then reused for the next one instead of going back to the system.
+# glibc keeps freed memory up to twice the largest block that was mapped and freed. Freeing this block, which is never touched,
+# raises that limit: the pages of a dropped recording are then reused for the next one instead of going back to the system.
 torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
 # both take the layer name, the module, the call and its note on the tape
@@ -56,8 +56,8 @@ Replace = Callable[[str, nn.Module, Call, Attention], Tensor | None]  # runs bef
 class CaptureMode(TorchFunctionMode):
     """Function mode that passes each attention call of one model to `receive`.
 
-    The model keeps its own kernels, and its results stay bit-identical. If `replace` returns a tensor, the model continues with that
-    tensor instead.
+    The model keeps its own kernels, and its results stay bit-identical. If `replace` returns a tensor, the model continues with
+    that tensor instead.
 
     Attributes:
         tracer: Recorder of the running forward pass; None between forward passes.
@@ -85,10 +85,10 @@ class CaptureMode(TorchFunctionMode):
         self.calls: Counter[str] = Counter()
         self.hidden: dict[str, str] = {}
         self.held, self._vectors = Held(), vectors
-        self._strange = False  # whether the mode lies above function modes that may change what calls do
+        self._is_above_strange_modes = False  # function modes that are not PyTorch's and may change what calls do
 
     def __enter__(self) -> CaptureMode:
-        self._strange = strange(function_modes())
+        self._is_above_strange_modes = strange(function_modes())
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __torch_function__(
@@ -98,16 +98,18 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
+        """Run a function of PyTorch that was called inside the `with` block; PyTorch calls this method instead of the function."""
         tracer, kwargs = self.tracer, restored(func, kwargs)
-        if tracer is None:
+        if tracer is None:  # no forward pass of the model is running
             return func(*args, **kwargs) if kwargs else func(*args)
-        if not are_around():
-            return self._intercepted(tracer, func, args, kwargs, odd=self._strange or (bool(types) and strange(types)))
-        with apart() as modes:
-            odd = self._strange or strange([*types, *map(type, modes)])
-            return self._intercepted(tracer, func, args, kwargs, odd=odd)
+        if not are_around():  # dispatch modes
+            odd = self._is_above_strange_modes or (bool(types) and strange(types))
+            return self._run_intercepted(tracer, func, args, kwargs, odd=odd)
+        with apart() as dispatch_modes:
+            odd = self._is_above_strange_modes or strange([*types, *map(type, dispatch_modes)])
+            return self._run_intercepted(tracer, func, args, kwargs, odd=odd)
 
-    def _intercepted(
+    def _run_intercepted(
         self,
         tracer: Tracer,
         func: Callable[..., Any],
@@ -116,19 +118,24 @@ class CaptureMode(TorchFunctionMode):
         *,
         odd: bool,
     ) -> Any:  # noqa: ANN401
-        """Run a call of the model. `odd`: whether code that is not PyTorch's takes part in it."""
+        """Run one call of the forward pass, note it on the tape (list of calls), and return its result.
+
+        The fast case comes first: the call is the next one on the tape of an earlier forward pass, and no attention. `odd` tells
+        whether a mode or a class of tensors takes part that is not PyTorch's, so that the call may do anything.
+        """
         if odd and func not in ASK:
             tracer.distrust()
         if self.twin is not None:
-            args, kwargs = _exchanged(args, *self.twin), _exchanged(kwargs or {}, *self.twin)
-        entry = None
+            image, substitute = self.twin
+            args, kwargs = _exchanged(args, image, substitute), _exchanged(kwargs or {}, image, substitute)
+        entry = None  # of the known tape, if the call is the one that comes next there
         kwargs = kwargs or {}
         if tracer.known:
             entry = tracer.quickly(func, args, kwargs)
             if entry is None and func not in ASK:
                 entry = tracer.expected(func, args, kwargs)
             if entry is not None and entry.attention is None:
-                run = tracer.run if entry.contents else plainly  # contents may differ
+                run = tracer.run if entry.contents else plainly  # contents of index tensors may differ from those on the tape
                 out = run(func, args, kwargs)
                 tracer.confirm(entry, args, kwargs, out)
                 if entry.kept or (entry.scoring and self._vectors):
@@ -140,91 +147,117 @@ class CaptureMode(TorchFunctionMode):
             return plainly(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return plainly(self._in_parts, args, kwargs)
-        operation = operation_of(func)
         fused = func in _FUSED or func is flex
-        if not fused and operation.name not in _ATTENDING:  # the common case without a known tape
-            out = tracer.run(func, args, kwargs)
-            self._met(func, args, kwargs, out)
-            return out
-        why = next((found for tensor in tensors_of(args, kwargs) if (found := _unreadable(tensor))), "")
-        if why:
-            if fused or operation.name in SOFTMAX:
-                self._hide(why)
-            if why != _NESTED:
-                tracer.distrust()
-            return plainly(func, args, kwargs)
-        if entry is None and tracer.known:
-            entry = tracer.elsewhere(func, args, kwargs)
-        return self._attend(func, args, kwargs, fused, entry.attention if entry is not None else None, entry, odd=odd)
+        may_attend = fused or operation_of(func).name in _ATTENDING
+        if may_attend:
+            return self._run_candidate(func, args, kwargs, fused, entry, odd=odd)
+        out = tracer.run(func, args, kwargs)
+        self._note(func, args, kwargs, out)
+        return out
 
     def _in_parts(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run the body of `F.multi_head_attention_forward`, whose calls are intercepted."""
         with self:
             return _multi_head_attention(*args, **kwargs)
 
-    def _attend(
+    def _run_candidate(
         self,
         func: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         fused: bool,
-        attention: Attention | None,
         entry: Entry | None,
         *,
         odd: bool,
     ) -> Any:  # noqa: ANN401
-        """Run a call that is, or may be, attention, and report it if it is."""
+        """Run a call that may be attention, such as a product of matrices; if it is attention of a layer, pass it to the receiver.
+
+        `fused` tells whether the function computes whole attention, as `scaled_dot_product_attention` does. `entry` is the entry of
+        the known tape that the call matches, if any. `odd`: see `_run_intercepted`.
+        """
         tracer = self.tracer
         assert tracer is not None  # noqa: S101
-        recorded = entry is None or attention is not None
-        product = self._product(tracer, func, args, kwargs, attention) if recorded and not fused else None
-        owner = None
-        if attention is not None and (fused or product is not None):
-            owner = attention.layer, self.owners.modules[attention.owner]
-        elif fused or product is not None:
-            owner = self.owners.current()
-        if owner is None:
-            if attention is not None:
-                self.hidden[attention.layer] = "overwrites the operands of its attention"
-            out = (tracer.run if entry is None else plainly)(func, args, kwargs)
-            if entry is None:
-                self._met(func, args, kwargs, out)
-            else:
-                tracer.confirm(entry, args, kwargs, out)
-            return out
+        reasons = (reason for tensor in tensors_of(args, kwargs) if (reason := _why_unreadable(tensor)))
+        reason = next(reasons, "")
+        if reason:
+            if fused or operation_of(func).name in SOFTMAX:
+                self._hide(reason)
+            if reason != _NESTED:
+                tracer.distrust()
+            return plainly(func, args, kwargs)
+        if entry is None and tracer.known:
+            entry = tracer.elsewhere(func, args, kwargs)
+        attention = None if entry is None else entry.attention
+        may_be_product = not fused and (entry is None or attention is not None)
+        product = self._product(tracer, func, args, kwargs, attention) if may_be_product else None
+        owner = None  # module that computes the attention, with its name
+        if fused or product is not None:
+            owner = self.owners.current() if attention is None else (attention.layer, self.owners.modules[attention.owner])
+        if owner is not None:
+            return self._run_attention(tracer, func, args, kwargs, *owner, product, entry, odd=odd)
+        if attention is not None:
+            self.hidden[attention.layer] = "overwrites the operands of its attention"
+        if entry is None:
+            out = tracer.run(func, args, kwargs)
+            self._note(func, args, kwargs, out)
+        else:
+            out = plainly(func, args, kwargs)
+            tracer.confirm(entry, args, kwargs, out)
+        return out
+
+    def _run_attention(
+        self,
+        tracer: Tracer,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        layer: str,
+        owner: nn.Module,
+        product: Product | None,
+        entry: Entry | None,
+        *,
+        odd: bool,
+    ) -> Any:  # noqa: ANN401
+        """Run an attention call of a layer, pass it to the receiver, and return its result, or the tensor that replaces it.
+
+        `product` is the product of weights and values that the call computes; None for a fused call. `entry` is the entry of the
+        known tape that the call matches, if any.
+        """
         if torch._C._current_graph_task_id() >= 0:  # a backward pass recomputes layers (checkpointing)
             return plainly(func, args, kwargs)
-        whole = plainly(func, args, kwargs) if func is flex else None
+        flex_results = plainly(func, args, kwargs) if func is flex else None  # the attention's result and others
         call: Call
         if func is flex:
-            call = flex_call(args, kwargs, owner[0])
+            call = flex_call(args, kwargs, layer)
             func, args, kwargs = F.scaled_dot_product_attention, args[:3], {}
+        elif product is None:
+            call = FusedCall(*args, **kwargs)
         else:
-            kind = SampledCall if product is not None and product.samples else ProductCall
-            call = kind(product) if product is not None else FusedCall(*args, **kwargs)
+            call = SampledCall(product) if product.samples else ProductCall(product)
+        attention = None if entry is None else entry.attention
         if attention is None:
-            attention = self._described(tracer, *owner, call, product, args, kwargs)
+            attention = self._described_attention(tracer, layer, owner, call, product, args, kwargs)
         if self._vectors and isinstance(call, ProductCall):
             call.scored = self.held.operands(tracer, attention.scores)
-        self.calls[owner[0]] += 1
-        out = self._replace(*owner, call, attention) if self._replace is not None else None
+        self.calls[layer] += 1
+        out = None if self._replace is None else self._replace(layer, owner, call, attention)
         if out is None:
             run = tracer.run if entry is None and product is not None else plainly
-            out = whole[0] if whole is not None else _made(call, partial(run, func), args, kwargs)
-            if odd and (whole is not None or not _is_own(func, args, kwargs, out)):
-                self.calls[owner[0]] -= 1
-                self.hidden[owner[0]] = _CHANGED
+            out = _run_call(call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
+            if odd and (flex_results is not None or not _is_own(func, args, kwargs, out)):
+                self.calls[layer] -= 1
+                self.hidden[layer] = _CHANGED
                 if product is not None:
-                    self._met(func, args, kwargs, out)
-                return out if whole is None else whole
+                    self._note(func, args, kwargs, out)
+                return out if flex_results is None else flex_results
         call.out = out
         if entry is None:
             tracer.write(func, args, kwargs, out, attention)
         else:
             tracer.confirm(entry, args, kwargs, out)
         with torch._C.DisableTorchFunction():
-            self._receive(*owner, call, attention)
-        return out if whole is None else (out, *whole[1:])
+            self._receive(layer, owner, call, attention)
+        return out if flex_results is None else (out, *flex_results[1:])
 
     def _product(
         self,
@@ -234,42 +267,56 @@ class CaptureMode(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         attention: Attention | None,
     ) -> Product | None:
-        """Return the product of weights and values that a call computes; None for any other call."""
+        """Return the product of attention weights and values that a call is about to compute; None for any other call.
+
+        It is a product of matrices, or the sum over an elementwise product. `attention` is the attention that the call is on the
+        known tape; without it, weights are what comes from a softmax.
+        """
 
         def is_weights(index: int, operand: Tensor) -> bool:
             return tracer.slot_of(operand) in tracer.tape.weights if attention is None else index == attention.position
 
         product = product_of(func, args, kwargs, is_weights)
-        if product is not None:  # doubtful: learned values may mix heads, and are no tokens
-            tokens = not product.doubtful or attention is not None or tracer.place_of(product.value) in tracer.tape.descends
-            return product if tokens else None
-        factors = self.held.factors(tracer, args[0] if args else kwargs.get("input"))
-        product = None if factors is None else sum_of(func, args, kwargs, factors[1], is_weights)
-        if product is None or factors is None:
+        if product is not None:
+            # doubtful: values that do not come from the image are learned, and may mix heads
+            multiplies_tokens = (
+                not product.doubtful or attention is not None or tracer.place_of(product.value) in tracer.tape.descends
+            )
+            return product if multiplies_tokens else None
+        multiplied = self.held.factors(tracer, args[0] if args else kwargs.get("input"))
+        if multiplied is None:
             return None
-        samples = sampled_behind(tracer.tape, tracer.place_of(product.value)) if attention is None else attention.samples
-        points = {one: operands[1] for one in samples if (operands := self.held.operands(tracer, one)) is not None}
-        for one in (factors[0], *points):
-            tracer.tape.entries[one].kept = True
-        if len(points) == len(samples):
+        number, factors = multiplied
+        product = sum_of(func, args, kwargs, factors, is_weights)
+        if product is None:
+            return None
+        # values of deformable attention were sampled from maps by earlier calls, whose second operands are the points
+        samplings = sampled_behind(tracer.tape, tracer.place_of(product.value)) if attention is None else attention.samples
+        points = {
+            sampling: operands[1] for sampling in samplings if (operands := self.held.operands(tracer, sampling)) is not None
+        }
+        for kept_number in (number, *points):
+            tracer.tape.entries[kept_number].kept = True
+        if len(points) == len(samplings):
             return product._replace(samples=points)
         return product if attention is None else None
 
-    def _met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+    def _note(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        """Note a call on the tape that has run and is no attention; keep its operands if a later attention may need them."""
         tracer = self.tracer
         assert tracer is not None  # noqa: S101
         try:
             entry = tracer.met(func, args, kwargs, out)
             if entry is not None:
                 note_weights(tracer, entry, args, out)
-                scoring = self._vectors and entry.operation.own and entry.operation.name in SCORING
-                sampling = entry.operation.own and entry.operation.name == SAMPLE
-                if scoring or sampling or is_weighing(tracer.tape, entry):
+                is_scoring = self._vectors and entry.operation.own and entry.operation.name in SCORING
+                is_sampling = entry.operation.own and entry.operation.name == SAMPLE
+                if is_scoring or is_sampling or is_weighing(tracer.tape, entry):
                     self.held.hold(tracer.at - 1, args, kwargs)
         except Exception:  # an unusual kind of tensor; the tape is not complete
             tracer.tape.whole = False
 
-    def _described(
+    def _described_attention(
         self,
         tracer: Tracer,
         layer: str,
@@ -279,85 +326,101 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Attention:
-        """Build the note of an attention call for the tape."""
+        """Return the description of an attention call for the tape: its layer, operands, sizes, and the scores behind its weights.
+
+        `product` is the product of weights and values that the call computes; None for a fused call.
+        """
+        operands: tuple[Operand, ...]
         if product is not None:
             operands = tuple(
-                Operand(tracer.place_of(x), axes=product.axes, weighs=x is product.operand)
-                for x in (product.operand, product.value)
+                Operand(tracer.place_of(tensor), axes=product.axes, weighs=tensor is product.operand)
+                for tensor in (product.operand, product.value)
             )
+            softmaxes = tracer.tape.weights.get(operands[0].slot, frozenset())
         else:
             assert isinstance(call, FusedCall)  # noqa: S101
-            given = [args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value"))]
-            operands = tuple(Operand(tracer.place_of(x), call.groups if i else 1) for i, x in enumerate(given))
-        softmaxes = frozenset() if product is None else tracer.tape.weights.get(operands[0].slot, frozenset())
+            names = enumerate(("query", "key", "value"))
+            query, key, value = (args[index] if index < len(args) else kwargs[name] for index, name in names)
+            operands = (
+                Operand(tracer.place_of(query), 1),
+                Operand(tracer.place_of(key), call.groups),
+                Operand(tracer.place_of(value), call.groups),
+            )
+            softmaxes = frozenset()
         scores = product_behind(tracer.tape, softmaxes)
         if scores is not None:
             tracer.tape.entries[scores].scoring = True
         return Attention(
             layer,
-            self.calls[layer],
-            self.owners.modules.index(owner),
-            operands,
-            product is None,
-            tuple(call.lead),
-            call.rows,
-            call.columns,
-            None if product is None else product.position,
-            self._answers_at_keys(owner),
-            softmaxes,
-            scores,
-            product is not None and product.doubtful,
-            () if product is None else tuple(product.samples),
+            call=self.calls[layer],
+            owner=self.owners.modules.index(owner),
+            operands=operands,
+            fused=product is None,
+            lead=tuple(call.lead),
+            rows=call.rows,
+            columns=call.columns,
+            position=None if product is None else product.position,
+            answers_at_keys=self._answers_at_keys(owner),
+            softmaxes=softmaxes,
+            scores=scores,
+            doubtful=product is not None and product.doubtful,
+            samples=() if product is None else tuple(product.samples),
         )
 
-    def _hide(self, why: str) -> None:
+    def _hide(self, reason: str) -> None:
+        """List the running layer among those whose attention cannot be recorded."""
         owner = self.owners.current()
         if owner is not None:
-            self.hidden[owner[0]] = why
+            layer, _ = owner
+            self.hidden[layer] = reason
 
 
 _ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
 
 
-def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401
-    """Replace one tensor by another in (nested) arguments."""
-    if value is one:
-        return other
+def _exchanged(value: Any, old: Tensor, new: Tensor) -> Any:  # noqa: ANN401
+    """Return arguments of a call, which may be nested, with one tensor replaced by another."""
+    if value is old:
+        return new
     if type(value) in (tuple, list):
-        return type(value)(_exchanged(item, one, other) for item in value)
+        return type(value)(_exchanged(item, old, new) for item in value)
     if isinstance(value, dict):
-        return {name: _exchanged(item, one, other) for name, item in value.items()}
+        return {name: _exchanged(item, old, new) for name, item in value.items()}
     return value
 
 
-def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Run a call; for a long fused call, also read the kernel's log-sum-exp."""
+def _run_call(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Run an attention call and return its result; for a fused call with many queries, also keep the kernel's log-sum-exp."""
     if not isinstance(call, FusedCall) or call.rows <= _LONG:
-        made: Tensor = func(args, kwargs)
-        return made
+        result: Tensor = func(args, kwargs)
+        return result
     reader = LogSumExpReader()  # type: ignore[no-untyped-call]
     with reader:
-        made = func(args, kwargs)
+        result = func(args, kwargs)
     if reader.lse is not None:
         call.know(reader.lse)
-    return made
+    return result
 
 
 def _is_own(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
-    """Check whether PyTorch alone, without the modes that are open, gives this result."""
-    drops = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0)
-    if (func in _FUSED and drops) or not all(map(is_plain, (*tensors_of(args, kwargs), out))):
+    """Check whether PyTorch alone, without the modes that are open, gives the result `out`; False for a call with dropout."""
+    dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0)
+    is_random = func in _FUSED and dropout
+    if is_random or not all(map(is_plain, (*tensors_of(args, kwargs), out))):
         return False
     with torch._C.DisableTorchFunction(), torch.no_grad():
         return torch.equal(func(*args, **kwargs), out)
 
 
-def _entered(function: FunctionType) -> Callable[..., Any]:
-    """Return a copy of a function that is no longer dispatched to a mode as a whole; the calls inside it still are."""
-    inside = {**function.__globals__, "has_torch_function": lambda _: False}
-    clone = FunctionType(function.__code__, inside, function.__name__, function.__defaults__, function.__closure__)
-    clone.__kwdefaults__ = function.__kwdefaults__
-    return clone
+def _opened(function: FunctionType) -> Callable[..., Any]:
+    """Return a copy of a function of PyTorch that function modes no longer receive as one call; they receive the calls inside it.
+
+    The body of the function asks `has_torch_function` whether to hand itself over as a whole. In the copy, the answer is no.
+    """
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
-_multi_head_attention = _entered(F.multi_head_attention_forward)  # type: ignore[arg-type]
+_multi_head_attention = _opened(F.multi_head_attention_forward)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Switch that turns `torch.compile` off during a capture, because compiled code bypasses function modes.
 
-The setting applies to the whole process. Captures in several threads share it: the first turns compilation off, the last restores it.
+The setting applies to the whole process. Captures in several threads share it: the first turns compilation off, and the last
+restores it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _open: list[torch._dynamo.set_stance] = []  # the active stance, once per open c
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled models and functions eagerly inside the `with` block; code that is already compiled is kept."""
+    """Run models and functions of `torch.compile` without compilation inside the `with` block; what is compiled already is kept.
+
+    Captures that are open at once share the setting: the first one makes it, and the last one restores it.
+    """
     if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and importing it takes longer than a forward pass
         yield
         return

@@ -23,14 +23,17 @@ class Owners:
         self.modules = list(self.names)
 
     def current(self) -> tuple[str, nn.Module] | None:
-        """Return the innermost module of the model that has a running method, with its dotted name; None if there is none."""
+        """Return name and module of the innermost module of the model that has a running method; None if there is none.
+
+        A method is recognized by its first argument, which is `self`, on the Python stack.
+        """
         frame: FrameType | None = sys._getframe(3)  # skips the mode's own frames, whose locals take time to collect
         while frame is not None:
             code = frame.f_code
             if code.co_argcount:
-                first = frame.f_locals.get(code.co_varnames[0])
-                if isinstance(first, nn.Module) and first in self.names:
-                    module = first
+                module = frame.f_locals.get(code.co_varnames[0])
+                if isinstance(module, nn.Module) and module in self.names:
+                    # without the prefixes of `torch.compile` and `DataParallel`
                     name = self.names[module].replace("_orig_mod.", "").removeprefix("module.")
                     path = _path_in_trace(module, frame.f_lineno) if isinstance(module, GraphModule) else ""
                     return ".".join(part for part in (name, path) if part), module
@@ -40,21 +43,29 @@ class Owners:
 
 def module_names(model: nn.Module) -> dict[nn.Module, str]:
     """Return the modules of a model with their names, as `named_modules` does, but several times faster: each capture needs it."""
-    found: dict[nn.Module, str] = {}
+    names: dict[nn.Module, str] = {}
     waiting = [("", model)]
     while waiting:
         name, module = waiting.pop()
-        if module not in found:
-            found[module] = name
-            if parts := module._modules:
-                start = f"{name}." if name else ""
-                waiting += [(start + key, part) for key, part in reversed(parts.items()) if part is not None]
-    return found
+        if module in names:
+            continue
+        names[module] = name
+        if children := module._modules:
+            prefix = f"{name}." if name else ""
+            waiting += [(prefix + key, child) for key, child in reversed(children.items()) if child is not None]
+    return names
 
 
 def _path_in_trace(module: GraphModule, line: int) -> str:
-    """Return the original module of a line of traced code, which tracing and `torch.export` store with each node."""
-    result = "".join(module.code.splitlines()[line - 1 : line]).partition("=")[0].strip()
-    node = next((node for node in module.graph.nodes if node.name == result), None)
+    """Return the name of the original module behind a line of traced code; empty if it is unknown.
+
+    Tracing and `torch.export` store it with the node of the graph whose result the line assigns.
+    """
+    code_line = "".join(module.code.splitlines()[line - 1 : line])
+    variable = code_line.partition("=")[0].strip()
+    node = next((node for node in module.graph.nodes if node.name == variable), None)
     stack = node.meta.get("nn_module_stack") if node is not None else None
-    return str(list(stack.values())[-1][0]) if stack else ""
+    if not stack:
+        return ""
+    innermost_name, *_ = list(stack.values())[-1]
+    return str(innermost_name)

@@ -20,16 +20,20 @@ def changes(func: Callable[..., Any], args: Sequence[Any], out: Any) -> bool:  #
 
 
 def results_of(args: Sequence[Any], out: Any, writes: bool) -> tuple[Any, ...]:  # noqa: ANN401
-    """Return the results of a call, or the tensors that it wrote into if it returned none."""
+    """Return the results of a call as a tuple; for a call that returned none but writes, such as `__setitem__`, its first argument.
+
+    `writes` tells whether the function writes into its first argument.
+    """
     if isinstance(out, Tensor):
         return (out,)
-    if type(out) is tuple or type(out) is list or (isinstance(out, tuple) and not isinstance(out, torch.Size)):
+    is_tuple = isinstance(out, tuple) and not isinstance(out, torch.Size)
+    if type(out) is list or is_tuple:
         return tuple(out)
     return tuple(tensors_in(args[0])) if writes and args else ()
 
 
 def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
-    """Return the tensors among arguments or results, nested ones too."""
+    """Return the tensors among arguments or results, also those in lists, dictionaries and slices."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
@@ -47,24 +51,30 @@ def lead_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def positions_among(results: Iterable[Any], lead: tuple[int, ...]) -> list[Tensor]:
-    """Return copies of the tensors of whole numbers that may hold the row and column of each patch, `(*lead, 2)` or `(*lead, 3)`."""
-    fitting = [x for x in results if isinstance(x, Tensor) and tuple(x.shape[:-1]) == lead and x.shape[-1] in (2, 3)]
-    return [x.clone() for x in fitting if not x.is_floating_point() or bool((x == x.floor()).all())]
+    """Return copies of the tensors of whole numbers that may hold the row and column of each patch, `(*lead, 2)` or `(*lead, 3)`.
+
+    Models that take patches of several images in one sequence compute such tensors. `lead` are the axes that count patches.
+    """
+    tensors = [result for result in results if isinstance(result, Tensor)]
+    fitting = [tensor for tensor in tensors if tuple(tensor.shape[:-1]) == lead and tensor.shape[-1] in (2, 3)]
+    return [tensor.clone() for tensor in fitting if not tensor.is_floating_point() or bool((tensor == tensor.floor()).all())]
 
 
 def transformed(values: Iterable[Any]) -> bool:
-    """Check whether one of the values is a tensor of a torch.func transform."""
+    """Check whether one of the values, or of those in lists of tensors, is a tensor inside `torch.vmap` or another transform."""
     for value in values:
         if isinstance(value, Tensor):
             if is_transformed(value):
                 return True
-        elif isinstance(value, (tuple, list)) and value and isinstance(value[0], Tensor) and transformed(value):
+            continue
+        is_list_of_tensors = isinstance(value, (tuple, list)) and value and isinstance(value[0], Tensor)
+        if is_list_of_tensors and transformed(value):
             return True
     return False
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage, or a unique negative number if it has none."""
+    """Return the address of a tensor's memory, which its views share; a unique negative number if it has none."""
     try:
         with torch._C.DisableTorchFunction():  # a capture around this one must not take it for a read
             return tensor.untyped_storage().data_ptr()

@@ -11,23 +11,34 @@ from visattn.capturing.trace.tape import Entry
 
 
 class Choices:
-    """Picked tokens, by number of the choice."""
+    """Tokens that were picked by content, such as those with the best scores, by number of the choice."""
 
     def __init__(self) -> None:
         """Start without choices."""
-        self._picked: dict[int, Tensor] = {}
+        self._picked: dict[int, Tensor] = {}  # indices of the tokens, by number of the choice
 
     def fits(self, number: int, index: Tensor) -> bool:
-        """Check that the tokens picked here are those of the other entries with this number, and of no others; if so, keep them."""
+        """Check whether `index` picks the tokens that other calls with this number of the choice have picked; if so, keep them.
+
+        Calls with another number must have picked other tokens. All channels of a token are picked, so the first one is compared.
+        """
         picked = index.detach()[..., 0].clone()
-        equal = [known for known, one in self._picked.items() if one.shape == picked.shape and torch.equal(one, picked)]
-        same = equal == ([number] if number in self._picked else [])
-        if same:
+        equal_choices = [
+            other_number
+            for other_number, other_picked in self._picked.items()
+            if other_picked.shape == picked.shape and torch.equal(other_picked, picked)
+        ]
+        expected_choices = [number] if number in self._picked else []
+        fits = equal_choices == expected_choices
+        if fits:
             self._picked[number] = picked
-        return same
+        return fits
 
     def renew(self, entries: Iterable[Entry]) -> None:
-        """Give entries of an earlier forward pass the indices of this one, with which those that follow are compared."""
+        """Replace the indices of picked tokens in entries of an earlier forward pass by those of this one.
+
+        Entries that follow are compared with them.
+        """
         for entry in entries:
             if entry.choice is not None:
                 picked = self._picked[entry.choice]

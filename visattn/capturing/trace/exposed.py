@@ -14,10 +14,10 @@ _OWN = 2  # owners of a storage that one tensor uses: the tensor, and the storag
 
 
 class ExposedMemory(dict[int, tuple[Tensor, Tensor]]):
-    """Memory that other code can write to. Maps its address to a view of all of it and a copy.
+    """Memory that other code, such as NumPy, can write to. Maps its address to a view of all of it, and a copy to compare with.
 
     Attributes:
-        changed: Memories in which such a write was found.
+        changed: Addresses of memories in which such a write was found.
     """
 
     def __init__(self) -> None:
@@ -26,32 +26,32 @@ class ExposedMemory(dict[int, tuple[Tensor, Tensor]]):
         self.changed: set[int] = set()
 
     def add(self, tensor: Tensor) -> None:
-        """Register the memory of a tensor and copy its content."""
-        memory = memory_of(tensor)
-        if memory in self or storage_of(tensor) is None:
+        """Watch the memory of a tensor from here on: copy its content, to notice writes of code that is not intercepted."""
+        address = memory_of(tensor)
+        if address in self or storage_of(tensor) is None:
             return
         with torch.no_grad(), torch._C.DisableTorchFunction():
             view = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-            self[memory] = view, view.clone()
+            self[address] = view, view.clone()
 
     def overwritten(self, tensor: Tensor) -> bool:
-        """Check whether the memory of a tensor has changed without an intercepted write."""
-        memory = memory_of(tensor)
-        view, before = self.get(memory, (None, None))
-        found = view is not None and before is not None and not torch.equal(view, before)
-        if found:
-            self.changed.add(memory)
-        return found
+        """Check whether the memory of a tensor differs from its copy, so that code that is not intercepted has written there."""
+        address = memory_of(tensor)
+        view, copy = self.get(address, (None, None))
+        is_overwritten = view is not None and copy is not None and not torch.equal(view, copy)
+        if is_overwritten:
+            self.changed.add(address)
+        return is_overwritten
 
     def is_changed(self, tensor: Tensor) -> bool:
-        """Check whether the memory of a tensor has ever changed without an intercepted write."""
+        """Check whether code that is not intercepted has ever written into the memory of a tensor."""
         return bool(self) and (self.overwritten(tensor) or memory_of(tensor) in self.changed)
 
     def refresh(self, memories: Iterable[int]) -> None:
-        """Copy the content again, after a write that was intercepted."""
-        for memory in self.keys() & set(memories):
-            view, _ = self[memory]
-            self[memory] = view, view.clone()
+        """Copy the content of some memories, given by address, again, after a write that was intercepted."""
+        for address in self.keys() & set(memories):
+            view, _ = self[address]
+            self[address] = view, view.clone()
 
 
 def is_foreign(tensor: Tensor) -> bool:
@@ -61,9 +61,11 @@ def is_foreign(tensor: Tensor) -> bool:
 
 
 def is_shared(tensor: Tensor) -> bool:
-    """Check whether other code may hold the memory of a tensor: it is foreign, or has owners beside the tensor, as with DLPack."""
+    """Check whether code such as NumPy may hold the memory of a tensor: it belongs to it, or has owners beside the tensor."""
     storage = storage_of(tensor)
     if storage is None or not storage.nbytes() or storage.device.type == "meta":
         return False
-    owners = torch._C._storage_Use_Count(storage._cdata)
-    return is_foreign(tensor) or owners > _OWN or (not tensor.requires_grad and tensor._use_count() > 1)  # type: ignore[attr-defined]
+    storage_owners = torch._C._storage_Use_Count(storage._cdata)
+    if is_foreign(tensor) or storage_owners > _OWN:
+        return True
+    return not tensor.requires_grad and tensor._use_count() > 1  # type: ignore[attr-defined,no-any-return]

@@ -1,4 +1,4 @@
-"""Tensors that a model holds: its parameters and buffers, attributes of its modules, and what its code keeps between forward passes."""
+"""Tensors that a model holds: parameters and buffers, attributes of its modules, and what its code keeps between forward passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Members:
             exposed: Memory that other code can write to.
         """
         self._names, self._exposed = names, exposed
-        self._known: dict[int, tuple[Tensor, Stored]] = {}  # by `id`
+        self._held: dict[int, tuple[Tensor, Stored]] = {}  # tensors of the model by `id`, collected when first asked for
         self._exchanged: dict[int, Weak] = {}  # tensors that may hold the content of others, by `id`
 
     def tensors(self) -> Iterator[Tensor]:
@@ -34,17 +34,29 @@ class Members:
         return (tensor for tensor, _ in self._all().values())
 
     def stored(self, tensor: Tensor) -> Stored | None:
-        """Return what a tensor is in the model; None for others, and if other code has written into its memory."""
-        known = None if self.is_exchanged(tensor) else self._all().get(id(tensor))
-        return None if known is None or self._exposed.is_changed(tensor) else known[1]
+        """Return kind and name of a tensor that the model holds, such as its parameter `cls_token`; None for any other tensor.
+
+        A tensor into whose memory other code has written during the forward pass is no longer one of the model.
+        """
+        found = None if self.is_exchanged(tensor) else self._all().get(id(tensor))
+        if found is None or self._exposed.is_changed(tensor):
+            return None
+        _, stored = found
+        return stored
 
     def home(self, tensor: Tensor) -> Home | None:
-        """Return where the model keeps a tensor."""
-        known = self._all().get(id(tensor))
-        return None if known is None else known[1].home
+        """Return the module and attribute where the model keeps a tensor; None if it does not."""
+        found = self._all().get(id(tensor))
+        if found is None:
+            return None
+        _, stored = found
+        return stored.home
 
     def is_kept(self, value: object, outside: Outside) -> bool:
-        """Check whether a tensor is the one that the model keeps where it kept the one on a tape, in the same form."""
+        """Check whether the model keeps a tensor where it kept the tensor `outside` of a tape, and in the same shape.
+
+        So the parameter `pos_embed` of the next forward pass is recognized, also if it was replaced or trained meanwhile.
+        """
         home = outside.home
         return (
             home is not None
@@ -56,36 +68,41 @@ class Members:
         )
 
     def exchange(self, tensor: Tensor) -> None:
-        """Treat a tensor, which will hold the content of another, as one from code that is not intercepted."""
+        """Treat a tensor as one of unknown origin, because the model swaps its content with that of another tensor."""
         self._exchanged[id(tensor)] = Weak(tensor)
 
     def is_exchanged(self, tensor: Tensor | None = None) -> bool:
-        """Check whether a tensor, or any, may hold the content of another."""
+        """Check whether the model has swapped the content of a tensor; without a tensor, whether it has done so with any."""
         if not self._exchanged or tensor is None:
             return bool(self._exchanged)
-        other = self._exchanged.get(id(tensor))
-        return other is not None and other() is tensor
+        ref = self._exchanged.get(id(tensor))
+        return ref is not None and ref() is tensor
 
     def clear(self) -> None:
         """Release all tensors."""
-        self._known.clear()
+        self._held.clear()
         self._exchanged.clear()
 
     def _all(self) -> dict[int, tuple[Tensor, Stored]]:
-        if not self._known:
-            self._known.update({id(x): (x, Stored("attribute", "")) for x in kept_tensors(self._names)})
-            for part, path in self._names.items():
-                self._known.update((id(x), (x, stored)) for x, stored in _members_of(part, path))
-        return self._known
+        """Return all tensors that the model holds, with their kinds and names, by `id`; they are collected once."""
+        if not self._held:
+            self._held.update({id(tensor): (tensor, Stored("attribute", "")) for tensor in kept_tensors(self._names)})
+            for module, path in self._names.items():
+                self._held.update((id(tensor), (tensor, stored)) for tensor, stored in _tensors_of_module(module, path))
+        return self._held
 
 
-def _members_of(part: nn.Module, path: str) -> Iterator[tuple[Tensor, Stored]]:
-    """Yield the tensors of one module: those in its attributes, its buffers and its parameters."""
-    for name, value in part.__dict__.items():
+def _tensors_of_module(module: nn.Module, path: str) -> Iterator[tuple[Tensor, Stored]]:
+    """Yield the tensors in the attributes, buffers and parameters of one module, with their kinds and names.
+
+    `path` is the dotted name of the module. A parameter `weight` gets the module's own name, which says more.
+    """
+    for name, value in module.__dict__.items():
         if type(value) not in PLAIN and name not in _MODULES_OWN:
-            home = Home(part, "", name) if isinstance(value, Tensor) else None
-            yield from ((x, Stored("attribute", name, home)) for x in tensors_within(value))
-    for kind, attribute, values in (("buffer", "_buffers", part._buffers), ("parameter", "_parameters", part._parameters)):
-        for name, x in values.items():
-            if x is not None:
-                yield x, Stored(kind, path.rpartition(".")[2] if name == "weight" else name, Home(part, attribute, name))
+            home = Home(module, "", name) if isinstance(value, Tensor) else None
+            yield from ((tensor, Stored("attribute", name, home)) for tensor in tensors_within(value))
+    own_name = path.rpartition(".")[2]
+    for kind, attribute, tensors in (("buffer", "_buffers", module._buffers), ("parameter", "_parameters", module._parameters)):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                yield tensor, Stored(kind, own_name if name == "weight" else name, Home(module, attribute, name))

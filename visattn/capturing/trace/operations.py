@@ -1,7 +1,7 @@
-"""Functions of PyTorch that a model calls: which hand memory or numbers to other code, which choose by content, which may be attention.
+"""Functions of PyTorch that a model calls: which hand memory or numbers to other code, choose by content, or may be attention.
 
-What a call does to places is told by the operations that it consists of, not by its name; see `visattn.capturing.placing`. Only PyTorch's
-own functions are looked up: a function `softmax` of another library counts as unknown.
+What a call does to places is told by the operations that it consists of, not by its name; see `visattn.capturing.placing`. Only
+PyTorch's own functions are looked up: a function `softmax` of another library counts as unknown.
 """
 
 from __future__ import annotations
@@ -99,43 +99,56 @@ class Operation(NamedTuple):
     tells: bool
 
 
-_known: dict[Any, Operation] = {}
+_operations: dict[Any, Operation] = {}  # by function
 
 
 def operation_of(func: Callable[..., Any]) -> Operation:
-    """Return the properties of a function; they are cached."""
-    found = _known.get(func)
-    if found is None:
-        found = _known[func] = _looked_up(func)
-    return found
+    """Return the properties of a function of PyTorch: its name, whether it writes into its argument, and so on; they are cached."""
+    operation = _operations.get(func)
+    if operation is None:
+        operation = _operations[func] = _properties(func)
+    return operation
 
 
-def _looked_up(func: Any) -> Operation:  # noqa: ANN401
-    full, own, mutable = _named(func)
-    name = full if full.startswith("__") else full.strip("_")
+def _properties(func: Any) -> Operation:  # noqa: ANN401
+    """Return the properties of a function, most of which its name tells: `add_` and `__iadd__` write into their argument.
+
+    The name loses underscores and the name of its library, so that `add_` is `add`, and `linalg_vecdot` is `vecdot`.
+    """
+    full_name, own, mutable = _name_of(func)
+    is_special = full_name.startswith("__")
+    name = full_name if is_special else full_name.strip("_")
     for library in ("special_", "linalg_", "fft_", "foreach_"):
         name = name.removeprefix(library)
-    if own and name not in ("copy", "index_copy"):  # returns new memory, but is otherwise the same operation
+    if own and name not in (
+        "copy",
+        "index_copy",
+    ):  # `view_copy` returns new memory, but is otherwise the same operation as `view`
         name = name.removesuffix("_copy")
-    reforms, exposes = full in REFORM, name.strip("_") in _EXPOSE or full in EXPOSE
-    in_place = full.endswith("_") and not full.endswith("__")
-    augmented = full.startswith("__i") and full.endswith("__") and full not in ("__int__", "__index__", "__invert__", "__iter__")
-    setter = full == "__setitem__" or full.startswith("set ")
+    reforms = full_name in REFORM
+    exposes = name.strip("_") in _EXPOSE or full_name in EXPOSE
+    is_in_place = full_name.endswith("_") and not full_name.endswith("__") and not reforms
+    is_like_augmented = full_name.startswith("__i") and full_name.endswith("__")  # `__iadd__` is `+=`
+    is_augmented = is_like_augmented and full_name not in ("__int__", "__index__", "__invert__", "__iter__")
+    is_setter = full_name == "__setitem__" or full_name.startswith("set ")
     return Operation(
         name,
         own,
-        (in_place and not reforms) or augmented or setter or mutable,
-        reforms,
-        exposes,
-        exposes or full in TELL,
+        writes=is_in_place or is_augmented or is_setter or mutable,
+        reforms=reforms,
+        exposes=exposes,
+        tells=exposes or full_name in TELL,
     )
 
 
 _EXPOSE = frozenset(name.strip("_") for name in EXPOSE)
 
 
-def _named(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
-    """Return a function's name, whether it is PyTorch's own, and whether its schema marks it as writing to an argument."""
+def _name_of(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
+    """Return a function's name, whether it is PyTorch's own, and whether its schema marks it as writing to an argument.
+
+    For attributes of tensors, as `tensor.T`, the function is a method of a descriptor; the name is that of the attribute.
+    """
     schema = getattr(func, "_schema", None)
     if schema is not None:
         library, _, name = schema.name.partition("::")
@@ -145,14 +158,19 @@ def _named(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
     name = str(getattr(func, "__name__", ""))
     if name in ("__get__", "__set__"):  # a tensor attribute
         attribute = func.__self__
-        home = getattr(Tensor, getattr(attribute, "__name__", ""), None)
-        return ("set " if name == "__set__" else "") + str(attribute.__name__), home is attribute, False
-    written = getattr(getattr(func, "__code__", None), "co_filename", "")
-    return name, written.startswith(_TORCH) or any(getattr(home, name, None) is func for home in _HOMES), False
+        attribute_of_tensor = getattr(Tensor, getattr(attribute, "__name__", ""), None)
+        prefix = "set " if name == "__set__" else ""
+        return prefix + str(attribute.__name__), attribute_of_tensor is attribute, False
+    file = getattr(getattr(func, "__code__", None), "co_filename", "")
+    is_own = file.startswith(_TORCH) or any(getattr(home, name, None) is func for home in _HOMES)
+    return name, is_own, False
 
 
 def edited_weights(weights: Tensor, *operands: Tensor) -> Tensor:
-    """Return `weights` unchanged. The call marks them on a tape as the edited weights of these operands (query and key, or weights)."""
+    """Return `weights` unchanged; the call tells a capture that they replace attention weights, computed from these operands.
+
+    The operands are query and key, or the original weights. Function modes receive the call, as they do for functions of PyTorch.
+    """
     if has_torch_function((weights, *operands)):
         edited: Tensor = handle_torch_function(edited_weights, (weights, *operands), weights, *operands)
         return edited

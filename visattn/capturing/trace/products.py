@@ -1,10 +1,13 @@
-"""Axes of products of weights and values: how both operands become `(*lead, q, k)` and `(*lead, k, d)`, and the result comes back."""
+"""Axes of products of weights and values: how both operands become `(*lead, q, k)` and `(*lead, k, d)`, and the result comes back.
+
+The lead is the axes of images and heads, q the queries, k the keys and d the channels.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -64,13 +67,13 @@ class Grouped(NamedTuple):
 
     def weights(self, weights: Tensor) -> Tensor:
         """Return the weights, `(*lead, q, k)`."""
-        moved = weights.reshape(self.weight_shape).permute(self.weight_axes)
-        return moved.reshape(*self.lead, math.prod(self.rows), math.prod(self.keys))
+        permuted = weights.reshape(self.weight_shape).permute(self.weight_axes)
+        return permuted.reshape(*self.lead, math.prod(self.rows), math.prod(self.keys))
 
     def values(self, values: Tensor) -> Tensor:
         """Return the values, `(*lead, k, d)`."""
-        moved = values.reshape(self.value_shape).permute(self.value_axes)
-        return moved.reshape(*self.lead, math.prod(self.keys), math.prod(self.channels))
+        permuted = values.reshape(self.value_shape).permute(self.value_axes)
+        return permuted.reshape(*self.lead, math.prod(self.keys), math.prod(self.channels))
 
     def result(self, made: Tensor) -> Tensor:
         """Return a result `(*lead, q, d)` in the shape of the model's own."""
@@ -82,68 +85,81 @@ Axes = Permuted | Grouped
 
 
 def axes_of_sum(weights: Tensor, values: Tensor, dims: Sequence[int], *, keepdim: bool) -> Grouped | None:
-    """Return the axes of `(weights * values).sum(dims, keepdim)`; None if each value has a weight of its own."""
+    """Return which axes of `(weights * values).sum(dims, keepdim)` are images and heads, queries, keys and channels.
+
+    The keys are the axes that are summed over. Weights have size 1 along the channels, and values along the queries. Return None if
+    each value has a weight of its own, since then the sum is no attention.
+    """
     count = max(weights.ndim, values.ndim)
-    own, other = ((1,) * (count - x.ndim) + tuple(x.shape) for x in (weights, values))
-    sizes = tuple(max(pair) for pair in zip(own, other, strict=True))
+    weight_shape, value_shape = ((1,) * (count - operand.ndim) + tuple(operand.shape) for operand in (weights, values))
+    sizes = tuple(max(pair) for pair in zip(weight_shape, value_shape, strict=True))
     keys = sorted({dim % count for dim in dims})
-    if any(own[axis] != other[axis] for axis in keys) or math.prod(sizes[axis] for axis in keys) < 2:
+    has_all_keys = all(weight_shape[axis] == value_shape[axis] for axis in keys)
+    if not has_all_keys or math.prod(_picked(sizes, keys)) < 2:
         return None
-    rest = [axis for axis in range(count) if axis not in keys]
-    lead = [axis for axis in rest if own[axis] == other[axis]]
-    rows = [axis for axis in rest if own[axis] > other[axis]]
-    channels = [axis for axis in rest if own[axis] < other[axis]]
+    remaining = [axis for axis in range(count) if axis not in keys]
+    lead = [axis for axis in remaining if weight_shape[axis] == value_shape[axis]]
+    queries = [axis for axis in remaining if weight_shape[axis] > value_shape[axis]]
+    channels = [axis for axis in remaining if weight_shape[axis] < value_shape[axis]]
     if not channels:
         return None
-    order = [*lead, *rows, *channels]
-
-    def of(axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(sizes[axis] for axis in axes)
-
+    result_order = [*lead, *queries, *channels]
+    result_axes = range(count) if keepdim else remaining
     return Grouped(
-        own,
-        (*lead, *rows, *keys, *channels),
-        other,
-        (*lead, *keys, *channels, *rows),
-        of(lead),
-        of(rows),
-        of(keys),
-        of(channels),
-        tuple(order.index(axis) for axis in rest),
-        tuple(1 if axis in keys else sizes[axis] for axis in (range(count) if keepdim else rest)),
+        weight_shape=weight_shape,
+        weight_axes=(*lead, *queries, *keys, *channels),
+        value_shape=value_shape,
+        value_axes=(*lead, *keys, *channels, *queries),
+        lead=_picked(sizes, lead),
+        rows=_picked(sizes, queries),
+        keys=_picked(sizes, keys),
+        channels=_picked(sizes, channels),
+        out_axes=tuple(result_order.index(axis) for axis in remaining),
+        out_shape=tuple(1 if axis in keys else sizes[axis] for axis in result_axes),
     )
 
 
 def axes_of_letters(weights: tuple[str, Tensor], values: tuple[str, Tensor], result: str) -> Axes | None:
-    """Return the axes of an einsum of weights and values, each given with the letters of its axes; None if it is no weighted mean."""
-    (w, weight), (v, value) = weights, values
-    lead = [letter for letter in w if letter in v and letter in result]
-    rows = [letter for letter in w if letter not in v]
-    keys = [letter for letter in w if letter in v and letter not in result]
-    channels = [letter for letter in v if letter not in w]
-    sizes = dict(zip(v, value.shape, strict=True)) | dict(zip(w, weight.shape, strict=True))
-    if not (keys and channels) or any(letter not in result for letter in rows + channels):
+    """Return which axes of an einsum such as `bhqk,bhkd->bhqd` are images and heads, queries, keys and channels.
+
+    Weights and values are given with the letters of their axes, and `result` is the letters of the result. The keys are the letters
+    of both operands that the result lacks. Return None if the einsum is no weighted mean of values.
+    """
+    (weight_letters, weight), (value_letters, value) = weights, values
+    lead = [letter for letter in weight_letters if letter in value_letters and letter in result]
+    queries = [letter for letter in weight_letters if letter not in value_letters]
+    keys = [letter for letter in weight_letters if letter in value_letters and letter not in result]
+    channels = [letter for letter in value_letters if letter not in weight_letters]
+    value_sizes = dict(zip(value_letters, value.shape, strict=True))
+    sizes = value_sizes | dict(zip(weight_letters, weight.shape, strict=True))
+    is_weighted_mean = bool(keys and channels) and all(letter in result for letter in queries + channels)
+    if not is_weighted_mean:
         return None
-
-    def order(have: Sequence[str], want: list[str]) -> tuple[int, ...]:
-        return tuple(have.index(letter) for letter in want)
-
-    def of(letters: Sequence[str]) -> tuple[int, ...]:
-        return tuple(sizes[letter] for letter in letters)
-
-    if len(rows) == len(keys) == len(channels) == 1:
-        return Permuted(order(w, lead + rows + keys), order(v, lead + keys + channels), order(result, lead + rows + channels))
-    if any(sizes[letter] != size for letter, size in zip(v, value.shape, strict=True)):  # an axis of size 1 is repeated
+    weight_axes = _permutation(weight_letters, lead + queries + keys)
+    value_axes = _permutation(value_letters, lead + keys + channels)
+    if len(queries) == len(keys) == len(channels) == 1:
+        return Permuted(weight_axes, value_axes, _permutation(result, lead + queries + channels))
+    if any(sizes[letter] != size for letter, size in value_sizes.items()):  # an axis of size 1 is repeated
         return None
     return Grouped(
-        tuple(weight.shape),
-        order(w, lead + rows + keys),
-        tuple(value.shape),
-        order(v, lead + keys + channels),
-        of(lead),
-        of(rows),
-        of(keys),
-        of(channels),
-        order(lead + rows + channels, list(result)),
-        of(result),
+        weight_shape=tuple(weight.shape),
+        weight_axes=weight_axes,
+        value_shape=tuple(value.shape),
+        value_axes=value_axes,
+        lead=_picked(sizes, lead),
+        rows=_picked(sizes, queries),
+        keys=_picked(sizes, keys),
+        channels=_picked(sizes, channels),
+        out_axes=_permutation(lead + queries + channels, list(result)),
+        out_shape=_picked(sizes, result),
     )
+
+
+def _picked(sizes: Sequence[int] | Mapping[str, int], axes: Sequence[Any]) -> tuple[int, ...]:
+    """Return the sizes of some axes, which are given by number or by letter."""
+    return tuple(sizes[axis] for axis in axes)
+
+
+def _permutation(letters: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
+    """Return the permutation that brings axes with these letters into the wanted order."""
+    return tuple(letters.index(letter) for letter in wanted)

@@ -1,9 +1,9 @@
 """Tape of a forward pass: every operation with its arguments and results, but no image values.
 
-Token locations depend on the tape alone: on the operations, the data flow between them, non-tensor arguments, shapes, the content of
-index tensors, and how far from their tokens values are read. Two forward passes with the same tape therefore have the same token
-locations. It does not matter what made the model choose these operations: its settings, its arguments, its data, a global variable or a
-clock.
+Token locations depend on the tape alone: on the operations, the data flow between them, non-tensor arguments, shapes, the content
+of index tensors, and how far from their tokens values are read. Two forward passes with the same tape therefore have the same token
+locations. It does not matter what made the model choose these operations: its settings, its arguments, its data, a global variable
+or a clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from visattn.capturing.tokens.points import Points
 from visattn.capturing.trace.operations import Operation
 from visattn.capturing.trace.products import Axes
 
-_KEPT = 8  # number of tapes kept per model
+_MOST_TAPES = 8  # that are kept for each model
 
 # types compared with `==`; values of other types, except NumPy arrays, never count as equal
 PLAIN = frozenset(
@@ -45,7 +45,7 @@ PLAIN = frozenset(
         type(...),
     }
 )
-_COUNTED = frozenset({int, bool, type(None)})
+_ITEMS_OF_SIMPLE_LISTS = frozenset({int, bool, type(None)})
 
 
 class Ref:
@@ -77,8 +77,8 @@ class Outside(NamedTuple):
     """Tensor that no operation of the tape produced.
 
     Attributes:
-        kind: `pixels`; `input`: another argument of the model; `parameter`; `buffer`; `attribute`: attribute of a module that is not
-            a registered buffer; `unknown`: produced by code that is not intercepted.
+        kind: `pixels`; `input`: another argument of the model; `parameter`; `buffer`; `attribute`: attribute of a module that is
+            not a registered buffer; `unknown`: produced by code that is not intercepted.
         name: Last part of its name in the model, or name of the argument.
         shape: Shape of the tensor.
         floating: Whether its dtype is floating point.
@@ -184,8 +184,8 @@ class Entry:
         kept: Whether its operands are kept for an attention call that sums its results.
         steps: PyTorch's own operations that it consists of; empty for an attention call.
         refs: Tensors among the arguments.
-        quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None if
-            an argument is not simple.
+        quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None
+            if an argument is not simple.
     """
 
     func: Callable[..., Any]
@@ -210,35 +210,39 @@ class Entry:
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Collect the tensors among the arguments."""
+        """Set `refs`, the tensors among the arguments, and `quick`, all arguments in a form that is fast to compare."""
         refs: list[Ref] = []
         quick: list[tuple[int, Any]] = []
-        given = (*self.args, *self.kwargs.values())
-        for value in given:
+        arguments = (*self.args, *self.kwargs.values())
+        for value in arguments:
             kind = type(value)
+            is_list = kind is tuple or kind is list
             if kind is Ref:
                 refs.append(value)
                 quick.append((value.slot, None))
-            elif kind in PLAIN or ((kind is tuple or kind is list) and all(type(item) in _COUNTED for item in value)):
+            elif kind in PLAIN or (is_list and all(type(item) in _ITEMS_OF_SIMPLE_LISTS for item in value)):
                 quick.append((-1, value))
             else:
-                refs += _refs(value)
+                refs += _refs_in(value)
         self.refs = tuple(refs)
-        self.quick = tuple(quick) if len(quick) == len(given) else None
+        self.quick = tuple(quick) if len(quick) == len(arguments) else None
 
     @property
     def may_be_repeated(self) -> bool:
         """True if a call that ran without notes may run again for them: it writes to no tensor and draws no random numbers."""
-        pure = not any(step.op is None or step.written or step.random for step in self.steps)
-        return pure and self.operation.own and not (self.writes or self.operation.reforms or self.contents)
+        steps_are_pure = not any(step.op is None or step.written or step.random for step in self.steps)
+        return steps_are_pure and self.operation.own and not (self.writes or self.operation.reforms or self.contents)
 
     def descends_from(self, slots: Set[int]) -> bool:
-        """Check whether one of these tensors is among the arguments."""
+        """Check whether one of these tensors, given by slot (number on the tape), is among the arguments."""
         return any(ref.slot in slots for ref in self.refs)
 
     def returns_only(self, out: Any) -> bool:  # noqa: ANN401
-        """Check whether the call, which returned `out`, only returns one tensor, new or an argument, and has simple arguments."""
-        given = self.before[0] if len(self.before) == 1 else None
+        """Check whether a call that returned `out` does nothing else: it returned a new tensor or an argument, and wrote nothing.
+
+        Its arguments must be simple, too. Such a call is compared in a faster way with those of later forward passes.
+        """
+        slot_before = self.before[0] if len(self.before) == 1 else None  # of the result, if the tensor existed before the call
         return (
             type(out) is Tensor
             and not out.is_nested
@@ -246,22 +250,23 @@ class Entry:
             and self.operation.own
             and getattr(self.func, "__name__", "") != "__get__"  # an attribute may return a tensor from elsewhere
             and self.quick is not None
-            and (given is None or any(ref.slot == given for ref in self.refs))
+            and (slot_before is None or any(ref.slot == slot_before for ref in self.refs))
             and not self.writes
             and not self.contents
         )
 
 
-def _refs(value: Any) -> Iterator[Ref]:  # noqa: ANN401
+def _refs_in(value: Any) -> Iterator[Ref]:  # noqa: ANN401
+    """Yield the references to tensors in an argument, also in lists, dictionaries and slices."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _refs(item)
+            yield from _refs_in(item)
     elif isinstance(value, dict):
-        yield from _refs(list(value.values()))
+        yield from _refs_in(list(value.values()))
     elif isinstance(value, slice):
-        yield from _refs((value.start, value.stop, value.step))
+        yield from _refs_in((value.start, value.stop, value.step))
 
 
 @dataclass(eq=False)
@@ -274,7 +279,7 @@ class Tape:
         descends: Slots of tensors that depend, or may depend, on the image.
         weights: Slots that hold the result of a softmax, possibly after further steps, with the indices of the softmax entries.
         logarithms: Slots that hold the result of a log-softmax, in the same form.
-        output: Slots of the model's output tensors; -1 for a tensor of unknown origin, -2 for a parameter that was used by no operation.
+        output: Slots of the model's output tensors; -1 for a tensor of unknown origin, -2 for a parameter that no operation used.
         device: Device of the image.
         facts: Form of each tensor of its steps, by node.
         origins: Kind and name of the nodes that no step made; see `Outside`.
@@ -307,13 +312,13 @@ class Tape:
     whole: bool = True
 
     def beginning(self, length: int, slots: int) -> Tape:
-        """Return a tape of the first `length` entries, which use the slots below `slots`."""
+        """Return a new tape with the first `length` entries of this one, whose tensors have the slots (numbers) below `slots`."""
         return Tape(
             self.entries[:length],
-            {slot: known for slot, known in self.outside.items() if slot < slots},
-            {slot for slot in self.descends if slot < slots},
-            {slot: made for slot, made in self.weights.items() if slot < slots},
-            {slot: made for slot, made in self.logarithms.items() if slot < slots},
+            outside={slot: outside for slot, outside in self.outside.items() if slot < slots},
+            descends={slot for slot in self.descends if slot < slots},
+            weights={slot: softmaxes for slot, softmaxes in self.weights.items() if slot < slots},
+            logarithms={slot: softmaxes for slot, softmaxes in self.logarithms.items() if slot < slots},
             device=self.device,
             facts=list(self.facts),
             origins=dict(self.origins),
@@ -324,7 +329,7 @@ class Tape:
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """Return a non-tensor argument in a form that can be compared, or `STRANGE`."""
+    """Return an argument that is no tensor, such as a number, in a form that can be compared later; else `STRANGE`."""
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -334,7 +339,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 
 def alike(given: Any, known: Any) -> bool:  # noqa: ANN401
-    """Check whether an argument equals the one on the tape."""
+    """Check whether an argument that is no tensor equals the one on the tape; arguments of unknown types never do."""
     kind = type(known)
     if kind in PLAIN:
         return type(given) is kind and given == known
@@ -344,30 +349,34 @@ def alike(given: Any, known: Any) -> bool:  # noqa: ANN401
 
 
 def same_beginning(tape: Tape, begun: Tape) -> bool:
-    """Check whether two forward passes began with tensors of the same kinds, names, shapes and device."""
-    given = [known[:4] for known in tape.outside.values() if known.kind in ("pixels", "input")]
-    return (tape.device, tape.packed) == (begun.device, begun.packed) and given == [known[:4] for known in begun.outside.values()]
+    """Check whether a model received the same kinds of inputs in an earlier forward pass (`tape`) as in one that begins (`begun`).
+
+    Names, shapes, kinds of numbers and device must be the same; values do not matter.
+    """
+    earlier = [outside[:4] for outside in tape.outside.values() if outside.kind in ("pixels", "input")]  # without their homes
+    has_same_device_and_packing = (tape.device, tape.packed) == (begun.device, begun.packed)
+    return has_same_device_and_packing and earlier == [outside[:4] for outside in begun.outside.values()]
 
 
 class Tapes:
-    """Latest tapes of each model."""
+    """Latest tapes (lists of the calls of a forward pass) of each model."""
 
     def __init__(self) -> None:
         """Start without tapes."""
-        self._of: weakref.WeakKeyDictionary[nn.Module, list[Tape]] = weakref.WeakKeyDictionary()
+        self._by_model: weakref.WeakKeyDictionary[nn.Module, list[Tape]] = weakref.WeakKeyDictionary()
 
     def of(self, model: nn.Module) -> list[Tape]:
         """Return the tapes of a model, the latest first."""
-        return list(self._of.get(model, ()))
+        return list(self._by_model.get(model, ()))
 
     def keep(self, model: nn.Module, tape: Tape) -> None:
         """Store a tape as the latest of its model."""
-        others = [known for known in self._of.get(model, ()) if known is not tape]
-        self._of[model] = [tape, *others][:_KEPT]
+        others = [other for other in self._by_model.get(model, ()) if other is not tape]
+        self._by_model[model] = [tape, *others][:_MOST_TAPES]
 
     def clear(self) -> None:
         """Discard all tapes."""
-        self._of.clear()
+        self._by_model.clear()
 
 
 TAPES = Tapes()

@@ -54,12 +54,14 @@ _NAMED = (
         "einsum tensordot linear sum mean cumsum grid_sample multi_dot chain_matmul vecdot dot conv1d conv2d bilinear addmv cov"
     )
 )  # operations that can be part of attention
-_CALLING = frozenset({"grad", "backward"})  # run hooks and other code of the model that no function mode receives
+_RUNNING_HOOKS = frozenset({"grad", "backward"})  # run hooks and other code of the model that no function mode receives
 _GIVEN = "pixels", "input"
 
 
 class Tracer:
-    """Tensors and tape of a running forward pass.
+    """Tensors and tape (list of calls) of a running forward pass.
+
+    Each tensor has a slot, its number on the tape; a tensor that is overwritten gets a new slot.
 
     Attributes:
         tape: Tape that is being recorded, or the known tape that the forward pass agrees with so far.
@@ -95,35 +97,35 @@ class Tracer:
         self._noting = Noting(self._origin)
         self._living = Living(self._noting.overwritten)
         self._members = Members(names, self._living.exposed)
-        self._tells = False  # whether numbers from the image have reached code that is not intercepted
+        self._has_told = False  # whether numbers from the image have reached code that is not intercepted, such as NumPy
         self.kept: dict[int, Tensor] = {}
         self.at = 0
         self.used: dict[int, Callable[[], Tensor | None]] = {}
-        self.tape = begun = Tape(packed=packed)
+        self.tape = new_tape = Tape(packed=packed)
         self._patches = lead_of(pixels.shape) if packed and pixels is not None else ()
-        given = [] if pixels is None else [("pixels", "", pixels)]
-        given += [("input", name, tensor) for name, tensor in inputs if tensor is not pixels]
-        for kind, name, tensor in given:
+        received = [] if pixels is None else [("pixels", "", pixels)]
+        received += [("input", name, tensor) for name, tensor in inputs if tensor is not pixels]
+        for kind, name, tensor in received:
             slot = self._add(tensor, kind, name)
             if kind == "pixels":
-                begun.descends.add(slot)
-                begun.device = tensor.device
-        self._candidates = [tape for tape in candidates if same_beginning(tape, begun)]
+                new_tape.descends.add(slot)
+                new_tape.device = tensor.device
+        self._candidates = [tape for tape in candidates if same_beginning(tape, new_tape)]
         self.known = bool(self._candidates)
         if self.known:
             self.tape = self._candidates.pop(0)
         else:
-            self._noting.share(begun)
+            self._noting.share(new_tape)
         self._comparison = Comparison(self.tape, self._living, self._members)
 
     # --- tensors
 
     def slot_of(self, tensor: Tensor) -> int | None:
-        """Return the slot of a tensor; None if it is new, or was overwritten without interception."""
+        """Return the slot of a tensor (its number on the tape); None if it is new, or was overwritten without interception."""
         return self._living.current(tensor, self.tape.outside)
 
     def place_of(self, tensor: Tensor) -> int:
-        """Return the slot of a tensor; add a tensor that is new as one from outside the tape.
+        """Return the slot of a tensor (its number on the tape); a new tensor, such as a parameter, gets one from here on.
 
         Raises:
             Untraceable: If it belongs to a torch.func transform.
@@ -143,32 +145,35 @@ class Tracer:
         return isinstance(tensor, Tensor) and self.slot_of(tensor) in (*self.tape.descends, None)
 
     def exchanged(self, tensor: Tensor) -> None:
-        """Treat a tensor that will hold the content of another as one from code that is not intercepted."""
+        """Treat a tensor as one of unknown origin, because the model swaps its content with that of another tensor."""
         self._living.exchanged(tensor)
         self._noting.exchanged(tensor)
         self._members.exchange(tensor)
 
     def _origin(self, tensor: Tensor) -> tuple[str, str] | None:
-        """Return kind and name of a tensor of the model; None for others."""
+        """Return kind and name of a tensor that the model holds, such as `("parameter", "cls_token")`; None for others."""
         stored = self._members.stored(tensor)
         return None if stored is None else stored[:2]
 
     def _add(self, tensor: Tensor, kind: str, name: str) -> int:
-        """Add a tensor from outside the tape; return its slot."""
+        """Give a slot to a tensor that no call on the tape has made, such as the image or a parameter; return the slot."""
         slot = self._living.enlist(tensor)
         home = None if kind in (*_GIVEN, "unknown") else self._members.home(tensor)
         self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), home)
         self._noting.outside(self.tape, slot, tensor, kind, name)
         return slot
 
-    def _tell(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Watch all memory that other code may hold, before a call that may let numbers from the image reach it."""
+    def _watch_shared_memory(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Watch memory that other code, such as NumPy, shares, if this call may be the first that gives it numbers from the image.
+
+        Until then, such code cannot write anything from the image into the model's tensors.
+        """
         operation = operation_of(func)
         if operation.tells:
-            self._tells = any(x.dtype != torch.bool and self.descends(x) for x in tensors_in(args[:1]))
+            self._has_told = any(x.dtype != torch.bool and self.descends(x) for x in tensors_in(args[:1]))
         elif operation.writes or "out" in kwargs:
-            self._tells = any(map(is_foreign, tensors_in((args[:1], kwargs.get("out")))))
-        if self._tells:
+            self._has_told = any(map(is_foreign, tensors_in((args[:1], kwargs.get("out")))))
+        if self._has_told:
             for tensor in (*self._living.tensors(), *self._members.tensors()):
                 if is_shared(tensor):
                     self._living.exposed.add(tensor)
@@ -176,11 +181,11 @@ class Tracer:
     # --- calls
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Run a call that is not on the known tape, and note the operations that it consists of."""
+        """Run a call that is not on the known tape, and note the operations of PyTorch that it consists of."""
         if isinstance(func, HigherOrderOperator):
             return plainly(func, args, kwargs)
-        if not self._tells:
-            self._tell(func, args, kwargs)
+        if not self._has_told:
+            self._watch_shared_memory(func, args, kwargs)
         if self.known and self._noting.asks(func):
             return plainly(func, args, kwargs)
         if self.known:
@@ -191,7 +196,7 @@ class Tracer:
         return self._noting.run(func, args, kwargs)
 
     def read_length(self, tensor: object) -> None:
-        """Note that the model reads the shape of a tensor."""
+        """Note that the model reads the shape of a tensor, if shapes depend on what tensors hold, as after `nonzero`."""
         if not (self.tape.dynamic if self.known else self._noting.dynamic) or not isinstance(tensor, Tensor):
             return
         if self.known:
@@ -200,38 +205,45 @@ class Tracer:
             self._noting.read_length(tensor)
 
     def expected(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
-        """Return the next entry of the known tape if a call matches it; otherwise None."""
+        """Return the next entry of the known tape if a call that is about to run matches it; otherwise None."""
         entry = self._next()
         return entry if entry is not None and self._comparison.is_call(entry, func, args, kwargs) else None
 
     def quickly(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
-        """Try a fast version of `expected`, for calls with simple arguments. None means that the call may still match."""
+        """Return what `expected` returns, by a faster comparison that only knows simple arguments; None says nothing."""
         entry = self._next()
         return entry if entry is not None and self._comparison.is_simple_call(entry, func, args, kwargs) else None
 
     def elsewhere(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
-        """Switch to another known tape with the same beginning whose next entry matches a call; return that entry, or None."""
+        """Switch to another known tape with the same beginning, whose next entry matches a call. Return that entry.
+
+        If no known tape fits, a new one is recorded from here on, and the answer is None.
+        """
         while self.known:
-            self._turn()
+            self._leave_tape()
             if self.known and (entry := self.expected(func, args, kwargs)) is not None:
                 return entry
         return None
 
     def confirm(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
-        """Register the results of an expected call.
+        """Register the results of a call that has matched an entry of the known tape before it ran.
 
-        If they differ from the tape, the call is handled as unexpected. One that changes nothing is repeated to note its operations.
+        If the results differ from the tape, the call is handled as unexpected. One that changes nothing is repeated to note its
+        operations.
         """
         if self._agrees(entry, args, kwargs, out):
             return
         if entry.may_be_repeated:
             with torch.no_grad():
-                again = self.run(entry.func, args, kwargs)
-            self._noting.stands_for(results_of(args, again, writes=False), results_of(args, out, writes=False))
+                repeated = self.run(entry.func, args, kwargs)
+            self._noting.stands_for(results_of(args, repeated, writes=False), results_of(args, out, writes=False))
         self.met(entry.func, args, kwargs, out)
 
     def met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Entry | None:  # noqa: ANN401
-        """Register a call that was not expected and is not attention; return its entry if it was recorded."""
+        """Register a call that has run, is not attention, and was not expected by the known tape; return its entry if recorded.
+
+        It is not recorded if it only asked for metadata, or if another known tape has the same call.
+        """
         if transformed((*args, *kwargs.values(), out)):
             self.distrust()
             return None
@@ -244,17 +256,17 @@ class Tracer:
         return self.write(func, args, kwargs, out)
 
     def distrust(self) -> None:
-        """Leave the known tape, and do not let later forward passes rely on this one: its calls may do what they do not show."""
+        """Record a new tape that no later forward pass may rely on, because code that is not PyTorch's may change what calls do."""
         self._candidates.clear()
         if self.known:
-            self._turn()
+            self._leave_tape()
         self.tape.whole = False
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
         """Return the complete tape of a forward pass that has ended with these output tensors."""
-        slots = tuple(self._of_output(tensor) for tensor in output)
+        slots = tuple(self._output_slot(tensor) for tensor in output)
         while self.known and not (self._next() is None and self.tape.output == slots):
-            self._turn()
+            self._leave_tape()
         if not self.known:
             self.tape.output, self.tape.dynamic = slots, self._noting.dynamic
         self.used = {slot: self._living.refs[slot] for slot in self.tape.outside}
@@ -274,27 +286,27 @@ class Tracer:
         self.kept.clear()
 
     def _next(self) -> Entry | None:
-        """Return the entry of the known tape that the next call may be."""
+        """Return the entry of the known tape that is compared with the next call; None at the end of the tape."""
         entries = self.tape.entries
         return entries[self.at] if self.at < len(entries) else None
 
     def _agrees(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
-        """Compare the results of a call with an entry; if they agree, go on to the next."""
-        same = self._comparison.is_result(entry, args, kwargs, out)
-        if same:
+        """Check whether a call has the results that an entry of the known tape has; if so, continue behind this entry."""
+        agrees = self._comparison.is_result(entry, args, kwargs, out)
+        if agrees:
             self.at += 1
             self._noting.taken()
             if self._keep:
                 self._hold(entry, results_of(args, out, entry.operation.writes))
-        return same
+        return agrees
 
-    def _turn(self) -> None:
-        """Leave the known tape: switch to another one with the same beginning, or start recording."""
+    def _leave_tape(self) -> None:
+        """Switch to another known tape with the same beginning; without one, record a new tape that continues this beginning."""
         length, entries = self.at, self.tape.entries
         while self._candidates:
-            other = self._candidates.pop(0)
-            if other.entries[:length] == entries[:length]:  # tapes share the entry objects of a common beginning
-                self.tape = self._comparison.tape = other
+            candidate = self._candidates.pop(0)
+            if candidate.entries[:length] == entries[:length]:  # tapes share the entry objects of a common beginning
+                self.tape = self._comparison.tape = candidate
                 return
         self._noting.resume(self.tape, self.at, self._living)
         self.tape = self._comparison.tape = self.tape.beginning(length, len(self._living.refs))
@@ -302,9 +314,12 @@ class Tracer:
         self._noting.share(self.tape)
         self._comparison.renew(self.tape.entries)
 
-    def _of_output(self, tensor: Tensor) -> int:
+    def _output_slot(self, tensor: Tensor) -> int:
+        """Return the slot of an output tensor; -1 for a tensor of unknown origin, -2 for a parameter that no call has used."""
         slot = self.slot_of(tensor)
-        return slot if slot is not None else -1 if self._origin(tensor) is None else -2
+        if slot is not None:
+            return slot
+        return -1 if self._origin(tensor) is None else -2
 
     # --- recording
 
@@ -316,25 +331,33 @@ class Tracer:
         out: Any,  # noqa: ANN401
         attention: Attention | None = None,
     ) -> Entry | None:
-        """Record a call if it returned or changed tensors, or switched gradients on or off; return its entry, or None."""
+        """Append a call that has run to the tape, with its arguments and results; return its entry.
+
+        Return None, and record nothing, for a call that neither returned nor changed a tensor nor switched gradients on or off.
+        """
         operation = operation_of(func)
-        if operation.name in _CALLING or (not operation.own and isinstance(func, FunctionType)):
+        is_foreign_python = not operation.own and isinstance(func, FunctionType)
+        if operation.name in _RUNNING_HOOKS or is_foreign_python:
             self.tape.whole = False
         if args and isinstance(args[0], Tensor):
             if operation.exposes:
                 self._living.exposed.add(args[0])
             self._noting.handed_out(operation, args[0])
         results = results_of(args, out, operation.writes)
-        if not any(isinstance(result, Tensor) for result in results) and func is not SWITCH:
+        has_tensors = any(isinstance(result, Tensor) for result in results)
+        if not has_tensors and func is not SWITCH:
             return None
         steps = self._noting.taken() if attention is None or not attention.fused else ()
-        targets = self._living.targets(operation, args, kwargs, out)
-        shared = self._overwritten(targets) if targets else []
-        noted, named = self._noted(tuple(args)), {name: self._noted(value) for name, value in kwargs.items()}
+        overwritten = self._living.targets(operation, args, kwargs, out)
+        sharing = self._note_writes(overwritten) if overwritten else []
+        noted_args = self._noted(tuple(args))
+        noted_kwargs = {name: self._noted(value) for name, value in kwargs.items()}
         layer = self._layer() if operation.name in _NAMED or not operation.own else ""
-        entry = Entry(func, operation, noted, named, (), layer, attention=attention, steps=steps, writes=bool(targets))
+        entry = Entry(
+            func, operation, noted_args, noted_kwargs, (), layer, attention=attention, steps=steps, writes=bool(overwritten)
+        )
         note_values(self.tape, entry, args, kwargs, self.slot_of)
-        self._note_results(entry, results, shared)
+        self._note_results(entry, results, sharing)
         if self._keep:
             self._hold(entry, results)
         if self._patches:
@@ -345,38 +368,45 @@ class Tracer:
         self.at += 1
         return entry
 
-    def _overwritten(self, targets: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """Return slots and tensors that share memory with overwritten tensors."""
-        for target in targets:
-            if memory_of(target) in self._living.exposed:
-                self._noting.read(target)
-        shared = self._living.beside(targets, self.tape.outside)
-        for slot in (*self._living.slots(targets), *(slot for slot, _ in shared)):
+    def _note_writes(self, overwritten: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """Note which tensors a call has overwritten; return the others in the same memory, such as views, with their slots."""
+        for tensor in overwritten:
+            if memory_of(tensor) in self._living.exposed:
+                self._noting.read(tensor)
+        sharing = self._living.beside(overwritten, self.tape.outside)
+        for slot in (*self._living.slots(overwritten), *(slot for slot, _ in sharing)):
             if slot is not None:
-                self._living.versions[slot] = None  # the write was intercepted
-        return shared
+                self._living.versions[slot] = None  # the write was intercepted, so the version counter tells nothing new
+        return sharing
 
-    def _note_results(self, entry: Entry, results: Sequence[Any], shared: Sequence[tuple[int, Tensor]]) -> None:
-        """Give the results of a call, and what it has overwritten, new slots."""
+    def _note_results(self, entry: Entry, results: Sequence[Any], sharing: Sequence[tuple[int, Tensor]]) -> None:
+        """Give new slots (numbers on the tape) to the results of a call, and to tensors that share memory with what it overwrote.
+
+        What a call computes from tensors that may depend on the image may depend on the image, too.
+        """
         tape, living = self.tape, self._living
         entry.before = living.slots(results)
-        entry.rewritten = tuple((slot, living.enlist(tensor)) for slot, tensor in shared)
+        entry.rewritten = tuple((slot, living.enlist(tensor)) for slot, tensor in sharing)
         entry.outs = tuple(
             Made(living.enlist(result), shape_of(result), result.is_floating_point()) if isinstance(result, Tensor) else None
             for result in results
         )
-        self._noting.number(tape, entry, results, shared)
+        self._noting.number(tape, entry, results, sharing)
         if entry.descends_from(tape.descends):
-            tape.descends.update(made.slot for made in entry.outs if made is not None)
+            tape.descends.update(noted.slot for noted in entry.outs if noted is not None)
             tape.descends.update(slot for _, slot in entry.rewritten)
 
     def _hold(self, entry: Entry, results: Sequence[Any]) -> None:
-        """Keep the results of a call, and forget those from before an attention call."""
+        """Add the results of a call to `kept`, the tensors since the last attention; an attention call empties it first."""
         if entry.attention is not None and not entry.attention.doubtful:
             self.kept.clear()
-        self.kept.update((made.slot, result) for made, result in zip(entry.outs, results, strict=True) if made is not None)
+        self.kept.update((noted.slot, result) for noted, result in zip(entry.outs, results, strict=True) if noted is not None)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
+        """Return an argument as the tape holds it: each tensor becomes a `Ref` with its slot, also inside lists and dictionaries.
+
+        Numbers, strings and the like stay; what cannot be compared with later calls becomes `STRANGE`.
+        """
         if isinstance(value, Tensor):
             return Ref(self.place_of(value))
         kind = type(value)
