@@ -141,9 +141,9 @@ class CaptureMode(TorchFunctionMode):
                 if entry.kept or (entry.scoring and self._vectors):
                     self.held.hold(tracer.at - 1, args, kwargs)
                 return out
-        if func in LENGTHS and args:
-            tracer.read_length(args[0])
         if func in ASK:
+            if func in LENGTHS:
+                tracer.read_length(args[0] if args else None)
             return plainly(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return plainly(self._in_parts, args, kwargs)

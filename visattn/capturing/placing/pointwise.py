@@ -149,11 +149,14 @@ def _copies(work: Work, result: Places, followed: Sequence[tuple[Node, Places]])
     Copies are numbered along axes that broadcasting has added to all operands from the image.
     """
     if result.columns is not None:
-        return None
-    ndim = len(work.shape)
-    has_single = any(places.copies is None for _, places in followed)
-    copies = None if has_single and result.copies is not None and len(followed) > 1 else result.copies
+        return result.copies
+    ndim, copies = len(work.shape), result.copies
     shapes = [work.facts(node).shape for node, _ in followed]
+    copied_axes = [axis for axis in range(ndim) if copies is not None and not same_along(copies, axis)]
+    for (_, places), shape in zip(followed, shapes, strict=True):
+        is_alike_in_all = all(_is_added(shape, axis, ndim) for axis in copied_axes)
+        if places.copies is None and not is_alike_in_all:  # it tells the copies apart, as heads do
+            copies = None
     added_axes = [
         axis for axis, size in enumerate(work.shape) if size > 1 and all(_is_added(shape, axis, ndim) for shape in shapes)
     ]
@@ -284,7 +287,7 @@ class _Meeting:
             return None
         plane = self._planes.grid(left_plane.grid[0], right_plane.grid[1], left_plane.box)
         codes = (plane.base + row_image * plane.cells + row * plane.columns + column).to(torch.int32)
-        return left._replace(codes=codes.expand(left.shape), crossed=True, copies=None)
+        return left._replace(codes=codes.expand(left.shape), crossed=True)
 
     def _has_one_value_per_cell(self, fine: Places, coarse: Places, coarse_node: Node) -> bool:
         """Check whether the coarser operand has one value for all finer cells in each cell: one element, or copies of it."""

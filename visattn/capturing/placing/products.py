@@ -9,7 +9,7 @@ from torch import Tensor
 
 from visattn.capturing.placing.places import Places, later
 from visattn.capturing.placing.pointwise import cells_vary, with_added
-from visattn.capturing.placing.work import Result, Unproven, Work, over_members, through
+from visattn.capturing.placing.work import Result, Unproven, Work, copies_behind, over_members, through
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import PADDING, compact
 
@@ -150,7 +150,8 @@ def _scores_with_known(work: Work, scores: Places, values: Places, shape: tuple[
     if one_query or one_key:  # weights are applied to learned values
         _check_members(work, scores, values)
         kept_codes = scores.codes if one_query else scores.columns
-        return scores._replace(codes=kept_codes.narrow(-1, 0, 1).expand(shape), columns=None, copies=None, others=None)
+        copies = copies_behind(scores.copies, [-1], shape)
+        return scores._replace(codes=kept_codes.narrow(-1, 0, 1).expand(shape), columns=None, copies=copies, others=None)
     raise Unproven(work.name)
 
 
@@ -210,17 +211,17 @@ def _of_two(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -> 
     if sums_right_tokens:
         codes = _at_windows(work, left, right, shape)
         if codes is not None:
-            return left._replace(codes=codes, behind=behind, copies=None, others=None)
+            return left._replace(codes=codes, behind=behind, copies=copies_behind(left.copies, [-1], shape), others=None)
     if sums_left_tokens:
         codes = _at_windows(work, _transposed(right), _transposed(left), (*shape[:-2], shape[-1], shape[-2]))
         if codes is not None:
-            return right._replace(codes=codes.mT, behind=behind, copies=None, others=None)
+            return right._replace(codes=codes.mT, behind=behind, copies=copies_behind(right.copies, [-2], shape), others=None)
     if sums_left_tokens and sums_right_tokens:
         raise _Summed(work.name)
     if sums_left_tokens or sums_right_tokens:
         raise Unproven(work.name)
     row_codes, column_codes = left.codes[..., :1].expand(shape), right.codes[..., :1, :].expand(shape)
-    copies = None if left.copies is None or not same_along(left.copies, -1) else left.copies[..., :1].expand(shape)
+    copies = copies_behind(left.copies, [-1], shape)
     mixture = left.mixture or right.mixture
     rows = left._replace(codes=row_codes, behind=behind, copies=copies, others=None, mixture=mixture)
     if equal(row_codes, column_codes):  # both have the same locations: these are no scores, but tokens
@@ -253,7 +254,8 @@ def _weighted(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -
         _check_members(work, _transposed(right), _transposed(left))
     for codes in (weights.codes, weights.columns):
         if same_along(codes, summed_axis):
-            return weights._replace(codes=codes.narrow(summed_axis, 0, 1).expand(shape), columns=None, copies=None, others=None)
+            copies = copies_behind(weights.copies, [summed_axis], shape)
+            return weights._replace(codes=codes.narrow(summed_axis, 0, 1).expand(shape), columns=None, copies=copies, others=None)
     raise Unproven(work.name)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch._ops import OpOverload
 
-from visattn.capturing.placing import creation, mixing, moves, pointwise, products, reductions, windows, writes
+from visattn.capturing.placing import creation, mixing, moves, pointwise, products, reductions, samples, windows, writes
 from visattn.capturing.placing.mixing import Effect, Linear, Mixes, but, in_one, in_one_and_term, in_self, together
 from visattn.capturing.placing.work import Rule
 from visattn.capturing.tokens.points import POINTS
@@ -155,7 +155,7 @@ ROWS: dict[str, Row] = {
     ),
     **_rows("im2col", windows.unfolded),
     **_rows("col2im", windows.folded),
-    **_rows("grid_sampler_2d grid_sampler", windows.sampled, POINTS),
+    **_rows("grid_sampler_2d grid_sampler", samples.sampled, POINTS),
     # --- constants
     **_rows("zeros zeros_like new_zeros", creation.nothing, makes=True),
     **_rows(

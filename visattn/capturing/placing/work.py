@@ -126,11 +126,11 @@ def copies_behind(copies: Tensor | None, axes: Sequence[int], shape: Sequence[in
 
     None if the image was not copied, or if copies are merged.
     """
-    for axis in axes if copies is not None else ():
-        if not same_along(copies, axis):
-            return None
+    if copies is None or not all(same_along(copies, axis) for axis in axes):
+        return None
+    for axis in axes:
         copies = copies.narrow(axis, 0, 1)
-    return None if copies is None else copies.expand(*shape)
+    return copies.expand(*shape)
 
 
 def over_members(work: Work, kept: Tensor, summed: Tensor) -> bool:

@@ -39,28 +39,21 @@ TELL = words("item tolist __float__ __int__ __index__ __complex__")  # hands num
 REFORM = words("unsqueeze_ squeeze_ transpose_ swapaxes_ swapdims_ t_ detach_ requires_grad_ resolve_conj_")
 
 # queries metadata that the tape stores for every tensor; returns no tensor
-ASK = frozenset(
+LENGTHS = frozenset(
     {
-        getattr(Tensor, name).__get__
-        for name in ("shape", "ndim", "dtype", "device", "layout", "is_cuda", "requires_grad", "is_leaf")
+        *(getattr(Tensor, name).__get__ for name in ("shape", "nbytes")),
+        *(Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, torch.numel),
     }
+)  # hand lengths to Python
+ASK = frozenset(
+    {getattr(Tensor, name).__get__ for name in ("ndim", "dtype", "device", "layout", "is_cuda", "requires_grad", "is_leaf")}
 ) | {
-    Tensor.size,
     Tensor.dim,
-    Tensor.numel,
-    Tensor.stride,
     Tensor.is_contiguous,
     Tensor.is_floating_point,
     torch.is_floating_point,
+    *LENGTHS,
 }
-LENGTHS = frozenset({getattr(Tensor, name).__get__ for name in ("shape", "nbytes")}) | {
-    Tensor.size,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.stride,
-    Tensor.__len__,
-    torch.numel,
-}  # hand lengths to Python
 
 EDITED = "edited_weights"
 
