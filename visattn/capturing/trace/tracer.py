@@ -170,9 +170,11 @@ class Tracer:
         """
         operation = operation_of(func)
         if operation.tells:
-            self._has_told = any(x.dtype != torch.bool and self.descends(x) for x in tensors_in(args[:1]))
+            read = tensors_in(args[:1])
+            self._has_told = any(tensor.dtype != torch.bool and self.descends(tensor) for tensor in read)
         elif operation.writes or "out" in kwargs:
-            self._has_told = any(map(is_foreign, tensors_in((args[:1], kwargs.get("out")))))
+            overwritten = tensors_in((args[:1], kwargs.get("out")))
+            self._has_told = any(map(is_foreign, overwritten))
         if self._has_told:
             for tensor in (*self._living.tensors(), *self._members.tensors()):
                 if is_shared(tensor):
@@ -393,14 +395,15 @@ class Tracer:
         )
         self._noting.number(tape, entry, results, sharing)
         if entry.descends_from(tape.descends):
-            tape.descends.update(noted.slot for noted in entry.outs if noted is not None)
+            tape.descends.update(result.slot for result in entry.outs if result is not None)
             tape.descends.update(slot for _, slot in entry.rewritten)
 
     def _hold(self, entry: Entry, results: Sequence[Any]) -> None:
         """Add the results of a call to `kept`, the tensors since the last attention; an attention call empties it first."""
         if entry.attention is not None and not entry.attention.doubtful:
             self.kept.clear()
-        self.kept.update((noted.slot, result) for noted, result in zip(entry.outs, results, strict=True) if noted is not None)
+        pairs = zip(entry.outs, results, strict=True)
+        self.kept.update((on_tape.slot, result) for on_tape, result in pairs if on_tape is not None)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         """Return an argument as the tape holds it: each tensor becomes a `Ref` with its slot, also inside lists and dictionaries.
