@@ -68,4 +68,4 @@ def is_shared(tensor: Tensor) -> bool:
     storage_owners = torch._C._storage_Use_Count(storage._cdata)
     if is_foreign(tensor) or storage_owners > _OWN:
         return True
-    return not tensor.requires_grad and tensor._use_count() > 1  # type: ignore[attr-defined,no-any-return]
+    return not tensor.requires_grad and tensor._use_count() > 1  # type: ignore[attr-defined]
