@@ -231,7 +231,7 @@ class ProductCall(Call):
         weights = self._own(arrangement.take(self._expanded(self.weights)))
         score_operands, query, key = self.scored, None, None
         if vectors is not None and score_operands is not None:
-            query, key = (self._own(arrangement.take(self._expanded(part.of(score_operands)))) for part in vectors)
+            query, key = (self._own(arrangement.take(self._expanded(vector.of(score_operands)))) for vector in vectors)
         return MatrixOperator(weights, arrangement.query_index, arrangement.key_index, query=query, key=key)
 
     def source(self, arrangement: Arrangement) -> Source | None:

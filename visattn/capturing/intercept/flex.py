@@ -38,6 +38,7 @@ def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str) -> Fus
         score_buffers: Sequence[Tensor] = (),
         mask_buffers: Sequence[Tensor] = (),
     ) -> FusedCall:
+        """Build the fused call from the arguments of the operator that `flex_attention` ends in."""
         groups = query.shape[1] // key.shape[1]  # query heads per key head
         if groups > 1:
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -74,7 +75,7 @@ def _evaluated(
 
     leading = () if scores is None else (scores,)
     for axis in (3, 2, 1, 0):  # the innermost vmap runs over keys
-        mapped_index = [0 if other == axis else None for other in range(4)]
+        mapped_index = [0 if index == axis else None for index in range(4)]
         function = torch.vmap(function, in_dims=(*(0 for _ in leading), *mapped_index, *(None for _ in buffers)))
     with TransformGetItemToIndex():
         return function(*leading, *indices, *buffers)

@@ -36,7 +36,7 @@ class Owners:
                     # without the prefixes of `torch.compile` and `DataParallel`
                     name = self.names[module].replace("_orig_mod.", "").removeprefix("module.")
                     path = _path_in_trace(module, frame.f_lineno) if isinstance(module, GraphModule) else ""
-                    return ".".join(part for part in (name, path) if part), module
+                    return ".".join(text for text in (name, path) if text), module
             frame = frame.f_back
         return None
 

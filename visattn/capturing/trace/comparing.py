@@ -41,7 +41,7 @@ class Comparison:
         if func is not entry.func and func != entry.func:
             return False
         slots_before = len(self._living.refs)
-        same = (
+        has_equal_arguments = (
             len(args) == len(entry.args)
             and self._all_same(args, entry.args)
             and list(kwargs) == list(entry.kwargs)
@@ -49,9 +49,9 @@ class Comparison:
             and self._kernels_fit(entry)
             and (not entry.points or self._points_fit(entry))
         )
-        if not same:
+        if not has_equal_arguments:
             self._living.back_to(slots_before)
-        return same
+        return has_equal_arguments
 
     def is_simple_call(
         self, entry: Entry, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
@@ -163,10 +163,11 @@ class Comparison:
         """
         if entry.single is None:
             return self._selects_same_elements(entry, args, kwargs) and self._has_same_results(entry, args, kwargs, out)
-        same = type(out) is Tensor and out.shape == entry.single and self._is_same_object(entry, args, kwargs, out)
-        if same:
+        # the common case: a call that only returns one tensor
+        agrees = type(out) is Tensor and out.shape == entry.single and self._is_same_object(entry, args, kwargs, out)
+        if agrees:
             self._living.enlist(out)
-        return same
+        return agrees
 
     def _is_same_object(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor) -> bool:
         """Check whether a call returned a new tensor or one of its arguments, whichever it did on the tape."""

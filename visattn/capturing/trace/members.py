@@ -38,18 +38,18 @@ class Members:
 
         A tensor into whose memory other code has written during the forward pass is no longer one of the model.
         """
-        found = None if self.is_exchanged(tensor) else self._all().get(id(tensor))
-        if found is None or self._exposed.is_changed(tensor):
+        entry = None if self.is_exchanged(tensor) else self._all().get(id(tensor))
+        if entry is None or self._exposed.is_changed(tensor):
             return None
-        _, stored = found
+        _, stored = entry
         return stored
 
     def home(self, tensor: Tensor) -> Home | None:
         """Return the module and attribute where the model keeps a tensor; None if it does not."""
-        found = self._all().get(id(tensor))
-        if found is None:
+        entry = self._all().get(id(tensor))
+        if entry is None:
             return None
-        _, stored = found
+        _, stored = entry
         return stored.home
 
     def is_kept(self, value: object, outside: Outside) -> bool:

@@ -116,9 +116,9 @@ class Noting:
         `shared` are the tensors that share memory with an overwritten one, with their old slots.
         """
         nodes = self._recorder.nodes
-        for noted, result in zip(entry.outs, results, strict=True):
-            if noted is not None:
-                tape.nodes[noted.slot] = nodes.of(result)
+        for result_on_tape, result in zip(entry.outs, results, strict=True):
+            if result_on_tape is not None:
+                tape.nodes[result_on_tape.slot] = nodes.of(result)
         for (_, new_slot), (_, tensor) in zip(entry.rewritten, shared, strict=True):
             tape.nodes[new_slot] = nodes.of(tensor)
 

@@ -170,9 +170,11 @@ class Tracer:
         """
         operation = operation_of(func)
         if operation.tells:
-            self._has_told = any(x.dtype != torch.bool and self.descends(x) for x in tensors_in(args[:1]))
+            read = tensors_in(args[:1])
+            self._has_told = any(tensor.dtype != torch.bool and self.descends(tensor) for tensor in read)
         elif operation.writes or "out" in kwargs:
-            self._has_told = any(map(is_foreign, tensors_in((args[:1], kwargs.get("out")))))
+            overwritten = tensors_in((args[:1], kwargs.get("out")))
+            self._has_told = any(map(is_foreign, overwritten))
         if self._has_told:
             for tensor in (*self._living.tensors(), *self._members.tensors()):
                 if is_shared(tensor):
@@ -181,7 +183,7 @@ class Tracer:
     # --- calls
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Run a call that is not on the known tape, and note the operations of PyTorch that it consists of."""
+        """Run a call that is new, or may differ from that of an earlier forward pass, and note PyTorch's operations inside it."""
         if isinstance(func, HigherOrderOperator):
             return plainly(func, args, kwargs)
         if not self._has_told:
@@ -197,7 +199,8 @@ class Tracer:
 
     def read_length(self, tensor: object) -> None:
         """Note that the model reads the shape of a tensor, if shapes depend on what tensors hold, as after `nonzero`."""
-        if not (self.tape.dynamic if self.known else self._noting.dynamic) or not isinstance(tensor, Tensor):
+        has_dynamic_shapes = self.tape.dynamic if self.known else self._noting.dynamic
+        if not has_dynamic_shapes or not isinstance(tensor, Tensor):
             return
         if self.known:
             self._noting.keep_length(self.tape, self.slot_of(tensor))
@@ -215,9 +218,9 @@ class Tracer:
         return entry if entry is not None and self._comparison.is_simple_call(entry, func, args, kwargs) else None
 
     def elsewhere(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
-        """Switch to another known tape with the same beginning, whose next entry matches a call. Return that entry.
+        """Switch to the tape of another earlier forward pass, with the same beginning, whose next entry matches a call.
 
-        If no known tape fits, a new one is recorded from here on, and the answer is None.
+        Return that entry. If no tape fits, a new one is recorded from here on, and the answer is None.
         """
         while self.known:
             self._leave_tape()
@@ -226,7 +229,7 @@ class Tracer:
         return None
 
     def confirm(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
-        """Register the results of a call that has matched an entry of the known tape before it ran.
+        """Register the results of a call that matched an entry of the known tape (calls of an earlier forward pass) before it ran.
 
         If the results differ from the tape, the call is handled as unexpected. One that changes nothing is repeated to note its
         operations.
@@ -240,9 +243,9 @@ class Tracer:
         self.met(entry.func, args, kwargs, out)
 
     def met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Entry | None:  # noqa: ANN401
-        """Register a call that has run, is not attention, and was not expected by the known tape; return its entry if recorded.
+        """Register a call that has run, is no attention, and is not what the known tape expects; return its entry if recorded.
 
-        It is not recorded if it only asked for metadata, or if another known tape has the same call.
+        It is not recorded if it only asked for metadata, or if the tape of another earlier forward pass has the same call.
         """
         if transformed((*args, *kwargs.values(), out)):
             self.distrust()
@@ -263,7 +266,7 @@ class Tracer:
         self.tape.whole = False
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
-        """Return the complete tape of a forward pass that has ended with these output tensors."""
+        """Return the complete tape (list of calls) of a forward pass that has ended with these output tensors."""
         slots = tuple(self._output_slot(tensor) for tensor in output)
         while self.known and not (self._next() is None and self.tape.output == slots):
             self._leave_tape()
@@ -291,7 +294,7 @@ class Tracer:
         return entries[self.at] if self.at < len(entries) else None
 
     def _agrees(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
-        """Check whether a call has the results that an entry of the known tape has; if so, continue behind this entry."""
+        """Check whether a call has the results that its entry on the tape of an earlier forward pass has; if so, go to the next."""
         agrees = self._comparison.is_result(entry, args, kwargs, out)
         if agrees:
             self.at += 1
@@ -301,7 +304,10 @@ class Tracer:
         return agrees
 
     def _leave_tape(self) -> None:
-        """Switch to another known tape with the same beginning; without one, record a new tape that continues this beginning."""
+        """Stop to compare with a tape that no longer fits: switch to another one with the same beginning, or record a new one.
+
+        A new tape starts with the entries that the forward pass has agreed with so far.
+        """
         length, entries = self.at, self.tape.entries
         while self._candidates:
             candidate = self._candidates.pop(0)
@@ -393,14 +399,15 @@ class Tracer:
         )
         self._noting.number(tape, entry, results, sharing)
         if entry.descends_from(tape.descends):
-            tape.descends.update(noted.slot for noted in entry.outs if noted is not None)
+            tape.descends.update(result.slot for result in entry.outs if result is not None)
             tape.descends.update(slot for _, slot in entry.rewritten)
 
     def _hold(self, entry: Entry, results: Sequence[Any]) -> None:
         """Add the results of a call to `kept`, the tensors since the last attention; an attention call empties it first."""
         if entry.attention is not None and not entry.attention.doubtful:
             self.kept.clear()
-        self.kept.update((noted.slot, result) for noted, result in zip(entry.outs, results, strict=True) if noted is not None)
+        pairs = zip(entry.outs, results, strict=True)
+        self.kept.update((on_tape.slot, result) for on_tape, result in pairs if on_tape is not None)
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         """Return an argument as the tape holds it: each tensor becomes a `Ref` with its slot, also inside lists and dictionaries.
