@@ -59,7 +59,9 @@ class Nodes:
         self.unseen: list[int] = []
         self.dynamic = False
         self._stored = stored
-        self._known: dict[int, tuple[Weak, Node]] = {}  # by `id`
+        self._known: dict[
+            int, tuple[Weak, Node]
+        ] = {}  # numbers of tensors by `id`, with a reference: another may get the `id` later
         self._memories: dict[int, int] = {}  # by address of the storage
         self._tensors: dict[int, list[Weak]] = {}  # by memory
         self._versions: dict[int, int] = {}  # by memory
@@ -69,13 +71,14 @@ class Nodes:
         """Return the number of a tensor; one that is new belongs to the model, or to code that is not intercepted."""
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
-            self._compare(tensor, known[1])
-            return known[1]
-        memory = self._memory(tensor)
-        shared = memory is not None and bool(self._live(memory))
-        node = self._add(tensor, memory if shared else None)
-        if shared:
-            self._compare(tensor, node)
+            node = known[1]
+            self._notice_unseen_write(tensor, node)
+            return node
+        memory = self._memory_at(tensor)
+        is_view_of_known = memory is not None and bool(self._live(memory))
+        node = self._add(tensor, memory if is_view_of_known else None)
+        if is_view_of_known:
+            self._notice_unseen_write(tensor, node)
         else:
             self.outside[node] = self._stored(tensor) or ("unknown", "")
         return node
@@ -88,13 +91,20 @@ class Nodes:
         origins: Mapping[int, tuple[str, str]],
         living: Sequence[tuple[Node, Tensor]],
     ) -> Nodes:
-        """Return the tensors of a forward pass that has agreed with an earlier one so far, under the numbers of that one."""
+        """Return the tensors of a forward pass that has agreed with an earlier one so far, under the numbers of that one.
+
+        Args:
+            stored: Function that returns kind and name of a tensor of the model.
+            facts: Form of each tensor of the earlier forward pass up to here.
+            origins: Kind and name of those that no step has made.
+            living: Tensors of this forward pass that are alive, with their numbers.
+        """
         nodes = cls(stored)
         nodes.facts, nodes.outside = list(facts), dict(origins)
-        nodes.dynamic = any(one.dynamic for one in facts)
-        for memory in {one.memory for one in facts}:
+        nodes.dynamic = any(form.dynamic for form in facts)
+        for memory in {form.memory for form in facts}:
             nodes._tensors[memory] = []
-            nodes._versions[memory] = -2
+            nodes._versions[memory] = -2  # no version of a tensor
         for node, tensor in living:
             memory = facts[node].memory
             nodes._tensors[memory].append(Weak(tensor))
@@ -123,16 +133,19 @@ class Nodes:
         self.facts[node], self.dynamic = self.facts[node]._replace(dynamic=True), True
 
     def stands_for(self, noted: Tensor, used: Tensor) -> None:
-        """Continue with another tensor under the number of an equal one, unless it is a view of memory that is known."""
+        """Give the number of a tensor, `noted`, to an equal one that the model continues with, `used`.
+
+        Their memories are treated as one, unless `used` is a view of memory that is already known.
+        """
         node = self._known.pop(id(noted))[1]
-        if (memory := self._memory(used)) is not None and self._live(memory):
+        if (memory := self._memory_at(used)) is not None and self._live(memory):
             self.facts[node] = self.facts[node]._replace(memory=memory)
         address, memory = _address(used), self.facts[node].memory
         if address is not None:
             self._memories[address] = memory
-        plain = address is not None
+        has_memory = address is not None
         self.facts[node] = self.facts[node]._replace(
-            stride=tuple(used.stride()) if plain else (), offset=int(used.storage_offset()) if plain else 0
+            stride=tuple(used.stride()) if has_memory else (), offset=int(used.storage_offset()) if has_memory else 0
         )
         self._tensors[memory] = [ref for ref in self._tensors[memory] if ref() is not noted] + [Weak(used)]
         self._versions[memory] = _version(used)
@@ -164,9 +177,12 @@ class Nodes:
         self._dirty.clear()
 
     def sharing(self, nodes: Sequence[Node], but: Sequence[Tensor]) -> tuple[Node, ...]:
-        """Return the other live tensors in the memories of these."""
-        memories, own = dict.fromkeys(self.facts[node].memory for node in nodes), {id(x) for x in but}
-        return tuple(self._known[id(tensor)][1] for memory in memories for tensor in self._live(memory) if id(tensor) not in own)
+        """Return the live tensors, other than `but`, that share memory with the tensors `nodes`, by number."""
+        memories = dict.fromkeys(self.facts[node].memory for node in nodes)
+        own_ids = {id(tensor) for tensor in but}
+        return tuple(
+            self._known[id(tensor)][1] for memory in memories for tensor in self._live(memory) if id(tensor) not in own_ids
+        )
 
     def memory_of(self, tensor: Tensor) -> int:
         """Return the number of a tensor's memory."""
@@ -180,6 +196,7 @@ class Nodes:
         self._memories.clear()
 
     def _add(self, tensor: Tensor, memory: int | None) -> Node:
+        """Give a tensor the next number, and note its form; `memory` is None if it shares no memory that is known."""
         node = Node(len(self.facts))
         if memory is None:
             memory = len(self._tensors)
@@ -189,12 +206,12 @@ class Nodes:
             address = _address(tensor)
             if address is not None:
                 self._memories[address] = memory
-        plain = _address(tensor) is not None
+        has_memory = _address(tensor) is not None
         self.facts.append(
             Facts(
                 shape_of(tensor),
-                tuple(tensor.stride()) if plain else (),
-                int(tensor.storage_offset()) if plain else 0,
+                tuple(tensor.stride()) if has_memory else (),
+                int(tensor.storage_offset()) if has_memory else 0,
                 memory,
                 tensor.is_floating_point() or tensor.is_complex(),
                 tensor.dtype != torch.bool,
@@ -206,7 +223,8 @@ class Nodes:
         self._known[id(tensor)] = Weak(tensor), node
         return node
 
-    def _memory(self, tensor: Tensor) -> int | None:
+    def _memory_at(self, tensor: Tensor) -> int | None:
+        """Return the number of the memory at the address of a tensor; None if none is known there."""
         address = _address(tensor)
         return None if address is None else self._memories.get(address)
 
@@ -216,12 +234,12 @@ class Nodes:
         self._tensors[memory] = [Weak(tensor) for tensor in tensors]
         return tensors
 
-    def _compare(self, tensor: Tensor, node: Node) -> None:
-        """Notice a write that was not intercepted."""
+    def _notice_unseen_write(self, tensor: Tensor, node: Node) -> None:
+        """Note that the memory of a tensor was written by code that is not intercepted, if its version counter says so."""
         memory, version = self.facts[node].memory, _version(tensor)
         if version in (-1, self._versions[memory]) or memory in self._dirty:
             return
-        if self._versions[memory] != -1:
+        if self._versions[memory] != -1:  # otherwise no version was known before
             self.unseen.append(memory)
         self._versions[memory] = version
 
@@ -245,11 +263,12 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Return what distinguishes the storage of a tensor from all others that live; None if it has none."""
+    """Return a number that distinguishes the storage of a tensor from all others that live; None if it has none.
+
+    It is the address of its elements, which tensors of other libraries may share, or that of an empty storage itself.
+    """
     storage = storage_of(tensor)
-    return (
-        None if storage is None else storage.data_ptr() or -storage._cdata
-    )  # other libraries may share the elements of a storage
+    return None if storage is None else storage.data_ptr() or -storage._cdata
 
 
 def tensors_in_nodes(value: Any) -> Iterator[Node]:  # noqa: ANN401

@@ -75,29 +75,36 @@ _signatures: dict[OpOverload, Signature] = {}
 
 
 def signature_of(op: OpOverload) -> Signature:
-    """Return what the schema of an operation says."""
-    found = _signatures.get(op)
-    if found is None:
+    """Return what the schema of an operation says about its arguments, such as which are overwritten, and its results."""
+    signature = _signatures.get(op)
+    if signature is None:
         arguments = op._schema.arguments
-        aliases = {one.name: set(one.alias_info.before_set) for one in arguments if one.alias_info is not None}
-        returns = op._schema.returns
-        shared = tuple(_shared(aliases, one.alias_info, str(one.type)) for one in returns)
+        aliases = {
+            argument.name: set(argument.alias_info.before_set) for argument in arguments if argument.alias_info is not None
+        }
+        results = op._schema.returns
+        shared = tuple(_shared_argument(aliases, result.alias_info, str(result.type)) for result in results)
         name, overload = op._schema.name, op._schema.overload_name
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(f"{name}.{overload}" if overload else name, _COMPOSITE)
-        found = _signatures[op] = Signature(
-            tuple(one.name for one in arguments),
-            tuple(one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write),
+        signature = _signatures[op] = Signature(
+            tuple(argument.name for argument in arguments),
+            tuple(argument.name for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write),
             shared,
             composite,
         )
-    return found
+    return signature
 
 
-def _shared(aliases: Mapping[str, set[str]], own: Any, kind: str) -> str | None:  # noqa: ANN401
-    """Return the argument that a result shares memory with; a list of views names its argument's elements, not the argument."""
-    if own is None:
-        return next(iter(aliases), None) if kind == "List[Tensor]" else None
-    return next((name for name, sets in aliases.items() if sets & set(own.before_set)), next(iter(aliases), None))
+def _shared_argument(aliases: Mapping[str, set[str]], result_alias: Any, result_type: str) -> str | None:  # noqa: ANN401
+    """Return the name of the argument that a result shares memory with, as a view does; None for new memory.
+
+    `aliases` are the alias sets of the arguments, as schemas name them. For a list of views a schema names the elements of the
+    argument, not the argument, so the first argument with aliases is meant.
+    """
+    if result_alias is None:
+        return next(iter(aliases), None) if result_type == "List[Tensor]" else None
+    result_set = set(result_alias.before_set)
+    return next((name for name, alias_set in aliases.items() if alias_set & result_set), next(iter(aliases), None))
 
 
 # composite operations that compute something else while a dispatch mode is open, by name: they run outside of it
@@ -135,25 +142,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # noqa: ANN401
+        """Run one operation inside a function call of the model, and note it; a composite one is split into its parts."""
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or not all(map(is_plain, tensors((args, list(kwargs.values()))))):
             return func(*args, **kwargs)
         signature = signature_of(func)
-        apart = func._schema.name.removeprefix("aten::") in APART
-        if signature.composite and not apart:  # under inference_mode; otherwise autograd has called the others already
+        runs_outside = func._schema.name.removeprefix("aten::") in APART
+        if signature.composite and not runs_outside:  # under inference_mode; otherwise autograd has called the others already
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         return self.noted(func, partial(func, *args, **kwargs), args, kwargs)
 
     def noted(self, func: OpOverload, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Run a call that is one operation, and note it."""
+        """Run a call that is one operation, and note its arguments, its results and what it overwrites as a step."""
         signature = signature_of(func)
-        named = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
-        given = {name: self._noted(value) for name, value in named.items()}
-        contents = {name: _copied(named[name]) for name in self._wanted(func) if named.get(name) is not None}
-        kernel = _kernel(func, named)
+        arguments = dict(zip(signature.names, args, strict=False)) | dict(kwargs)
+        given = {name: self._as_nodes(value) for name, value in arguments.items()}
+        # copied before the operation runs, which may overwrite them
+        contents = {name: _copied(arguments[name]) for name in self._wanted(func) if arguments.get(name) is not None}
+        kernel = _kernel(func, arguments)
         out = run()
-        step = self._step(func, signature, named, given, contents, out)
+        step = self._step(func, signature, arguments, given, contents, out)
         step.kernel = kernel
         self.steps.append(step)
         return out
@@ -162,27 +171,38 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         func: OpOverload,
         signature: Signature,
-        named: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         given: dict[str, Any],
         contents: dict[str, Any],
         out: Any,  # noqa: ANN401
     ) -> Step:
-        """Note an operation that has run."""
-        targets = [x for name in signature.written for x in tensors(named.get(name))]
-        before = [self.nodes.of(x) for x in targets]
-        self._flag()
+        """Return the step of an operation that has run, with numbers (nodes) for the tensors that it returned and overwrote.
+
+        Args:
+            func: The operation.
+            signature: What its schema says.
+            arguments: Its arguments by name.
+            given: The same, with tensors replaced by their numbers.
+            contents: Copies of arguments whose values choose elements, such as indices.
+            out: Its result.
+        """
+        targets = [tensor for name in signature.written for tensor in tensors(arguments.get(name))]
+        before = [self.nodes.of(tensor) for tensor in targets]
+        self._note_unseen_writes()
         sharing = self.nodes.sharing(before, targets) if targets else ()
-        written = tuple((node, self.nodes.written(x, node)) for node, x in zip(before, targets, strict=True))
+        written = tuple((node, self.nodes.written(tensor, node)) for node, tensor in zip(before, targets, strict=True))
         if self.nodes.dynamic and isinstance(out, list):  # as many results as elements along an axis
             self.steps += [
                 Step(None, {"length": node}) for node in tensors_in_nodes([*given.values()]) if self.nodes.facts[node].dynamic
             ]
         outs: list[Node | None] = []
-        for result, shared in zip(out if isinstance(out, (tuple, list)) else (out,), _each(signature.shared, out), strict=True):
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for result, shared_name in zip(results, _shared_by_results(signature.shared, out), strict=True):
             if isinstance(result, Tensor):
-                outs.append(self.nodes.made(result, next(tensors_in_nodes(given.get(shared or "")), None)))
+                shared_node = next(tensors_in_nodes(given.get(shared_name or "")), None)
+                outs.append(self.nodes.made(result, shared_node))
             elif isinstance(result, (tuple, list)):
-                outs += [self.nodes.made(x, None) for x in result if isinstance(x, Tensor)]
+                outs += [self.nodes.made(tensor, None) for tensor in result if isinstance(tensor, Tensor)]
             else:
                 outs.append(None)
         for node in outs:
@@ -190,20 +210,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.nodes.depends(node)
         return Step(func, given, tuple(outs), written, sharing, contents)
 
-    def _noted(self, value: Any) -> Any:  # noqa: ANN401
+    def _as_nodes(self, value: Any) -> Any:  # noqa: ANN401
+        """Return an argument with each tensor replaced by its number (node), and note writes to it that were not intercepted."""
         if isinstance(value, Tensor):
             node = self.nodes.of(value)
-            self._flag()
+            self._note_unseen_writes()
             return node
-        return [self._noted(item) for item in value] if isinstance(value, (tuple, list)) else value
+        return [self._as_nodes(item) for item in value] if isinstance(value, (tuple, list)) else value
 
-    def _flag(self) -> None:
-        """Note memory that was written by code that is not intercepted."""
+    def _note_unseen_writes(self) -> None:
+        """Note as steps that memory was written by code that is not intercepted, such as NumPy."""
         while self.nodes.unseen:
             self.steps.append(Step(None, {"memory": self.nodes.unseen.pop()}))
 
 
-_SAME_SHAPE = (
+_SAME_SHAPE = (  # operations whose result has the shape of their first argument, whatever the others hold
     "index_put",
     "_index_put",
     "_unsafe_index_put",
@@ -216,24 +237,28 @@ _SAME_SHAPE = (
 
 
 def depends_on_values(op: OpOverload, given: Mapping[str, Any], nodes: Nodes, shape: torch.Size) -> bool:
-    """Check whether the shape of a result depends on what tensors hold: elements were counted, or it comes from such a shape."""
+    """Check whether the shape of a result depends on what tensors hold: elements were counted, or it comes from such a shape.
+
+    For example, as many tokens as a mask picks, and what is computed from these.
+    """
     if torch.Tag.dynamic_output_shape in op.tags:
         name = op._schema.name.removeprefix("aten::")
-        flags = (not nodes.facts[node].number for node in tensors_in_nodes(given.get("indices")))
-        return name not in ("index", "_unsafe_index") or any(flags)
+        is_mask = (not nodes.facts[node].number for node in tensors_in_nodes(given.get("indices")))
+        return name not in ("index", "_unsafe_index") or any(is_mask)
     if not nodes.dynamic or op._schema.name.removeprefix("aten::").startswith(_SAME_SHAPE):
         return False
-    found = [nodes.facts[node] for node in tensors_in_nodes([*given.values()])]
-    fixed = torch.Tag.pointwise in op.tags and any(not one.dynamic and one.shape == shape for one in found)
-    return any(one.dynamic for one in found) and not fixed
+    arguments = [nodes.facts[node] for node in tensors_in_nodes([*given.values()])]
+    # a static operand that is not broadcast fixes the shape
+    is_fixed = torch.Tag.pointwise in op.tags and any(not facts.dynamic and facts.shape == shape for facts in arguments)
+    return any(facts.dynamic for facts in arguments) and not is_fixed
 
 
-def _kernel(op: OpOverload, named: Mapping[str, Any]) -> Kernel | None:
-    """Return what the values of a convolution's kernel say about places."""
+def _kernel(op: OpOverload, arguments: Mapping[str, Any]) -> Kernel | None:
+    """Return what the values of a convolution's kernel say about places; None if they do not matter, or for other operations."""
     if not op._schema.name.endswith("convolution"):
         return None
-    kind = kind_of(named["weight"].shape[2:], named)
-    return None if kind is None else kernel_of(named["weight"], kind)
+    kind = kind_of(arguments["weight"].shape[2:], arguments)
+    return None if kind is None else kernel_of(arguments["weight"], kind)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -244,14 +269,18 @@ def is_plain(tensor: Tensor) -> bool:
 _OWN = Tensor.__torch_dispatch__
 
 
-def _each(shared: tuple[str | None, ...], out: Any) -> tuple[str | None, ...]:  # noqa: ANN401
-    """Return, for each result, what it shares; a list of results has one entry in the schema."""
+def _shared_by_results(shared: tuple[str | None, ...], out: Any) -> tuple[str | None, ...]:  # noqa: ANN401
+    """Return, for each result in `out`, the name of the argument that it shares memory with; None for new memory.
+
+    `shared` has one entry for each result in the schema, where a list of results, such as that of `split`, is a single one.
+    """
     if isinstance(out, (tuple, list)):
         return shared if len(shared) == len(out) else (*shared, *(shared[:1] or (None,)) * len(out))[-len(out) :] if out else ()
     return shared[:1] or (None,)
 
 
 def _copied(value: Any) -> Any:  # noqa: ANN401
+    """Return a value with a copy of each tensor in it, in nested lists as well."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return [_copied(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -46,6 +46,7 @@ def _rows(
     linear: Linear | None = None,
     effect: Effect = "",
 ) -> dict[str, Row]:
+    """Return one row of the table for several operations, whose names are separated by spaces."""
     return dict.fromkeys(names.split(), Row(rule, contents, makes, mixes, linear, effect))
 
 
@@ -176,38 +177,51 @@ _found: dict[OpOverload, tuple[str, Row | None]] = {}
 
 
 def row_of(op: OpOverload) -> tuple[str, Row | None]:
-    """Return the name of an operation, and its row; None if it has none. Only PyTorch's own operations have one."""
-    found = _found.get(op)
-    if found is None:
-        library, _, full = op._schema.name.partition("::")
-        name = full.removeprefix("_foreach_")
-        if name.endswith("_") and not name.endswith("__"):
-            name = name.rstrip("_") if name != "_" else name
-        if name.endswith("_copy") and name not in ("_to_copy", "index_copy"):
-            name = name.removesuffix("_copy")
-        if name.startswith("__i") and name.endswith("__") and name not in ("__index__", "__invert__"):
-            name = f"__{name[3:]}"
-        row = None
-        if library == "aten":
-            row = ROWS.get(name)
-            if torch.Tag.pointwise in op.tags and name not in ("clone",):
-                row = row if row is not None and row.rule is pointwise.combined else _POINTWISE
-            if name == "bernoulli" and op._schema.overload_name in ("float", "p"):  # random numbers, not those of probabilities
-                row = ROWS["uniform"]
-            if name in ("max", "min", "pow") and torch.Tag.pointwise not in op.tags:
-                row = ROWS.get(name, _POINTWISE)
-            if row is None and any(
-                torch.Tag.pointwise in getattr(packet, one).tags
-                for packet in [getattr(torch.ops.aten, name, None)]
-                if packet is not None
-                for one in packet.overloads()
-            ):
-                row = _POINTWISE
-        found = _found[op] = name, row
-    return found
+    """Return the name of an operation, such as `add` for `add_`, and its row in the table; None if it has none.
+
+    Only PyTorch's own operations have one.
+    """
+    known = _found.get(op)
+    if known is not None:
+        return known
+    library, _, full_name = op._schema.name.partition("::")
+    name = _plain_name(full_name)
+    row = _row_of_torch(op, name) if library == "aten" else None
+    _found[op] = name, row
+    return name, row
+
+
+def _plain_name(name: str) -> str:
+    """Return the name of the operation that computes the same: without an ending for in-place or copying forms, as of `add_`."""
+    name = name.removeprefix("_foreach_")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    if is_in_place:
+        name = name.rstrip("_") if name != "_" else name
+    is_copying_view = name.endswith("_copy") and name not in ("_to_copy", "index_copy")
+    if is_copying_view:
+        name = name.removesuffix("_copy")
+    is_in_place_operator = name.startswith("__i") and name.endswith("__") and name not in ("__index__", "__invert__")
+    return f"__{name[3:]}" if is_in_place_operator else name
+
+
+def _row_of_torch(op: OpOverload, name: str) -> Row | None:
+    """Return the row of one of PyTorch's own operations; those that PyTorch tags as elementwise need none of their own."""
+    row = ROWS.get(name)
+    is_elementwise = torch.Tag.pointwise in op.tags
+    if is_elementwise and name != "clone":
+        row = row if row is not None and row.rule is pointwise.combined else _POINTWISE
+    if name == "bernoulli" and op._schema.overload_name in ("float", "p"):  # random numbers, not those of probabilities
+        row = ROWS["uniform"]
+    if name in ("max", "min", "pow") and not is_elementwise:
+        row = ROWS.get(name, _POINTWISE)
+    packet = getattr(torch.ops.aten, name, None) if row is None else None
+    if packet is None:
+        return row
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return _POINTWISE if any(torch.Tag.pointwise in overload.tags for overload in overloads) else None
 
 
 def contents_of(op: OpOverload) -> tuple[str, ...]:
     """Return the names of the arguments whose values choose elements."""
-    row = row_of(op)[1]
+    _, row = row_of(op)
     return () if row is None else row.contents

@@ -40,9 +40,9 @@ class Home:
         module = self._module()
         if module is None:
             return None
-        kept = module.__dict__
-        found: Tensor | None = (kept[self._kind] if self._kind else kept).get(self._name)
-        return found
+        attributes = module.__dict__
+        tensor: Tensor | None = (attributes[self._kind] if self._kind else attributes).get(self._name)
+        return tensor
 
 
 Told = Callable[[Tensor], None]  # takes a tensor whose content may be exchanged right afterward
@@ -56,9 +56,9 @@ class _Weakref:
 
     def getweakrefs(self, value: Any) -> list[Any]:  # noqa: ANN401
         """Return the weak references to a tensor, without those of captures, and tell the captures."""
-        for told in list(_listening):
-            told(value)
-        return [one for one in weakref.getweakrefs(value) if type(one) is not Weak]
+        for tell_capture in list(_listening):
+            tell_capture(value)
+        return [reference for reference in weakref.getweakrefs(value) if type(reference) is not Weak]
 
 
 _lock = threading.Lock()
@@ -67,7 +67,10 @@ _listening: list[Told] = []
 
 @contextmanager
 def exchanging(told: Told) -> Iterator[None]:
-    """Let the model exchange tensors inside the `with` block, and tell `told` of each. Captures in several threads share the switch."""
+    """Let the model exchange what tensors hold (`torch.utils.swap_tensors`) inside the `with` block, and call `told` with each.
+
+    Captures in several threads share the switch: the last one that ends restores PyTorch.
+    """
     with _lock:
         _listening.append(told)
         setattr(torch.utils, "weakref", _Weakref())  # noqa: B010 - missing from its stubs
