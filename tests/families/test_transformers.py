@@ -33,7 +33,7 @@ FULL = {
 }
 
 FAR = {  # the attention behind a deformable encoder, whose points lie beyond the cells of their tokens
-    "Mask2FormerForUniversalSegmentation": ("8 self, 1 unplaced, 1 self among pool", "up to 16.0 cells away"),
+    "Mask2FormerForUniversalSegmentation": ("8 self, 2 unplaced", "up to 16.0 cells away"),
     "OneFormerForUniversalSegmentation": ("8 self, 6 unplaced", "up to 16.0 cells away"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.copies import numbered, occurrences
 from visattn.capturing.placing.nodes import Node
 from visattn.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, later
 from visattn.capturing.placing.work import Result, Unproven, Work
@@ -151,21 +152,6 @@ def _number_broadcast(work: Work, source: Places, expanded_places: Places | None
     return expanded_places._replace(copies=copies)
 
 
-def numbered(copies: Tensor | None, shape: Sequence[int], axes: Sequence[int], device: torch.device) -> Tensor:
-    """Return the number of the copy for each element of a tensor that repeats its source along `axes`.
-
-    `copies` has the numbers of copies that were made before, if any. Copies of copies get numbers of their own.
-    """
-    number = torch.zeros((), dtype=torch.int32, device=device).expand(*shape) if copies is None else copies
-    for axis in axes:
-        count = shape[axis]
-        broadcastable = [1] * len(shape)
-        broadcastable[axis] = count
-        along_axis = torch.arange(count, dtype=torch.int32, device=device).view(broadcastable)
-        number = compact(number) * count + along_axis
-    return number.expand(*shape)
-
-
 def repeated(work: Work) -> Result:
     """Return the places behind `repeat`: the position codes repeated, and a number for each copy of an image token."""
     source, repeats = work.main(), list(work.get("repeats"))
@@ -227,19 +213,6 @@ def _repetitions(work: Work, source_shape: Sequence[int]) -> Tensor | None:
     return repetitions if bool(repetitions.any()) else None
 
 
-def occurrences(numbers: Tensor) -> Tensor:
-    """Return, for each number, how many equal ones come before it: `[5, 7, 5, 5]` gives `[0, 0, 1, 2]`."""
-    flat_numbers = numbers.flatten()
-    order = flat_numbers.argsort(stable=True)
-    ordered = flat_numbers[order]
-    begins_run = torch.ones_like(ordered, dtype=torch.bool)
-    begins_run[1:] = ordered[1:] != ordered[:-1]
-    index = torch.arange(len(ordered), device=ordered.device)
-    run_start = index.where(begins_run, 0).cummax(0).values
-    earlier_equals = index - run_start
-    return torch.zeros_like(index).scatter(0, order, earlier_equals).view(numbers.shape).to(torch.int32)
-
-
 def chosen(work: Work) -> Places | None:
     """Return the places of tokens that `gather` picks by their content from several grids; None for all other picks.
 
@@ -256,7 +229,10 @@ def chosen(work: Work) -> Places | None:
     grids = [plane for plane in work.planes.of(source.codes) if plane.grid]
     if len(grids) < 2:
         return None
-    token_index = work.content("index")[..., 0]
+    index_values = work.content("index")
+    token_index = index_values[..., 0]
+    if not bool((index_values == index_values[..., :1]).all()):  # each channel picks other tokens
+        return None
     choice_number, query_set = work.planes.choice(token_index)
     work.step.choice = choice_number
     if work.shape[0] != work.planes.images:

@@ -12,6 +12,7 @@ import torch
 from visattn.capturing.placing import creation, moves, pointwise, writes
 from visattn.capturing.placing.nodes import Node, tensors_in_nodes
 from visattn.capturing.placing.shadows import Shadows
+from visattn.capturing.placing.steps import signature_of, tensors
 from visattn.capturing.placing.table import Row
 from visattn.capturing.placing.work import Work
 
@@ -76,10 +77,13 @@ class Numbers:
             return self.read and len(facts[result].shape) > 0
         given, op = work.step.given, work.step.op
         arguments = [node for value in given.values() for node in tensors_in_nodes(value)]
-        counts_elements = facts[result].dynamic and op is not None and torch.Tag.dynamic_output_shape in op.tags
+        counts_elements = facts[result].dynamic and op is not None and signature_of(op).counts
         if counts_elements:  # as `nonzero` does, and an index that is a mask
+            if row is not None and _picks_all(work, row):
+                return False
             masks = arguments if row is None else [node for name in row.contents for node in tensors_in_nodes(given.get(name))]
-            return not all(map(self._is_independent, masks)) or any(node in self._counted for node in masks)
+            is_told = (node in self._counted or not (self._is_independent(node) or self._counts_one_flag(node)) for node in masks)
+            return any(is_told)
         keeps_shape = row is not None and (row.rule.__module__ == writes.__name__ or row.rule is pointwise.combined)
         same_shape = [node for node in arguments if facts[node].shape == facts[result].shape] if keeps_shape else []
         return any(node in self._counted for node in arguments) and all(node in self._counted for node in same_shape)
@@ -89,10 +93,20 @@ class Numbers:
         places = self._shadows.of(node)
         return places.kind == "learned" or bool(places.positions)
 
+    def _counts_one_flag(self, node: int) -> bool:
+        """Check whether a tensor holds one flag, so that the number of elements that are not zero tells no more."""
+        return self._is_flag(node) and self._shadows.facts[node].shape.numel() == 1
+
     def _is_flag(self, node: int) -> bool:
         """Check whether a tensor holds flags (booleans), or numbers that are 0 or 1 and each tell no more than one flag."""
         facts = self._shadows.facts[node]
         return not facts.number or (node in self._flags and facts.memory not in self._shadows.overwritten)
+
+
+def _picks_all(work: Work, row: Row) -> bool:
+    """Check whether a mask picks all elements, which tells no more than one flag."""
+    masks = [mask for name in row.contents for mask in tensors(work.step.contents.get(name)) if mask.dtype == torch.bool]
+    return bool(masks) and all(bool(mask.all()) for mask in masks)
 
 
 _ELEMENTWISE = (pointwise.combined, moves.same, moves.shaped, moves.expanded, moves.joined_by)

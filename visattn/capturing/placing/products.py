@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.cells import cells_vary
+from visattn.capturing.placing.copies import copies_behind
 from visattn.capturing.placing.places import Places, later
-from visattn.capturing.placing.pointwise import cells_vary, with_added
-from visattn.capturing.placing.work import Result, Unproven, Work, copies_behind, over_members, through
+from visattn.capturing.placing.pointwise import with_added
+from visattn.capturing.placing.work import Result, Unproven, Work, over_members, through
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import PADDING, compact
 

@@ -62,12 +62,14 @@ class Signature(NamedTuple):
         written: Names of those that are overwritten.
         shared: For each result, the name of the argument that it is, or is a view of; None for new memory.
         composite: Whether it is only a way to call other operations.
+        counts: Whether the shape of its results depends on what its arguments hold, as that of `nonzero`.
     """
 
     names: tuple[str, ...]
     written: tuple[str, ...]
     shared: tuple[str | None, ...]
     composite: bool
+    counts: bool
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -91,6 +93,7 @@ def signature_of(op: OpOverload) -> Signature:
             tuple(argument.name for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write),
             shared,
             composite,
+            torch.Tag.dynamic_output_shape in op.tags,
         )
     return signature
 
@@ -205,7 +208,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 outs += [self.nodes.made(tensor, None) for tensor in result if isinstance(tensor, Tensor)]
             else:
                 outs.append(None)
-        for node in outs:
+        for node in outs if signature.counts or self.nodes.dynamic else ():
             if node is not None and depends_on_values(func, given, self.nodes, self.nodes.facts[node].shape):
                 self.nodes.depends(node)
         return Step(func, given, tuple(outs), written, sharing, contents)
@@ -241,7 +244,7 @@ def depends_on_values(op: OpOverload, given: Mapping[str, Any], nodes: Nodes, sh
 
     For example, as many tokens as a mask picks, and what is computed from these.
     """
-    if torch.Tag.dynamic_output_shape in op.tags:
+    if signature_of(op).counts:
         name = op._schema.name.removeprefix("aten::")
         is_mask = (not nodes.facts[node].number for node in tensors_in_nodes(given.get("indices")))
         return name not in ("index", "_unsafe_index") or any(is_mask)

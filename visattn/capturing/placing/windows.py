@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.moves import occurrences
+from visattn.capturing.placing.copies import copies_behind, occurrences
 from visattn.capturing.placing.places import Places
-from visattn.capturing.placing.work import Result, Unproven, Work, copies_behind, through
+from visattn.capturing.placing.work import Result, Unproven, Work, through
 from visattn.capturing.tokens.codes import Geometry2d, same_along
 from visattn.capturing.tokens.lines import shared
 from visattn.capturing.tokens.planes import Plane, compact

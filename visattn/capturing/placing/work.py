@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -119,18 +119,6 @@ def through(planes: Planes, codes: Tensor, dim: int, size: int) -> Tensor:
     if merged is None:
         raise Unproven("")
     return merged.expand(shape)
-
-
-def copies_behind(copies: Tensor | None, axes: Sequence[int], shape: Sequence[int]) -> Tensor | None:
-    """Return the copy numbers (which of several copies of one image) behind an operation that changes the elements of some axes.
-
-    None if the image was not copied, or if copies are merged.
-    """
-    if copies is None or not all(same_along(copies, axis) for axis in axes):
-        return None
-    for axis in axes:
-        copies = copies.narrow(axis, 0, 1)
-    return copies.expand(*shape)
 
 
 def over_members(work: Work, kept: Tensor, summed: Tensor) -> bool:

@@ -170,6 +170,14 @@ class Planes:
             stored = torch.where(other_has_image & is_same_token & is_free, other_codes, stored)
         return _expanded(stored, codes.shape)
 
+    def without_images(self, codes: Tensor) -> Tensor:
+        """Return position codes in which no token of a set has met an image."""
+        stored = compact(codes)
+        for plane in self.sets(stored):
+            belongs = (stored >= plane.start) & (stored < plane.base + plane.cells * self.images)
+            stored = torch.where(belongs, plane.start + (stored - plane.start) % plane.count, stored).to(torch.int32)
+        return _expanded(stored, codes.shape)
+
     def sets(self, codes: Tensor) -> list[Plane]:
         """Return the sets with members, among these codes, that may have met no image yet; none for a single image."""
         if self.images == 1 or all(plane.grid for plane in self._planes):

@@ -6,6 +6,7 @@ PyTorch's own functions are looked up: a function `softmax` of another library c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ ASK = frozenset(
 
 EDITED = "edited_weights"
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _HOMES = (
     Tensor,
     torch,

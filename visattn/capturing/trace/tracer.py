@@ -142,7 +142,7 @@ class Tracer:
 
     def descends(self, tensor: object) -> bool:
         """Check whether a tensor depends, or may depend, on the image."""
-        return isinstance(tensor, Tensor) and self.slot_of(tensor) in (*self.tape.descends, None)
+        return isinstance(tensor, Tensor) and ((slot := self.slot_of(tensor)) is None or slot in self.tape.descends)
 
     def exchanged(self, tensor: Tensor) -> None:
         """Treat a tensor as one of unknown origin, because the model swaps its content with that of another tensor."""
