@@ -297,3 +297,24 @@ def test_unplaced_layers_state_the_reason(name: str) -> None:
     assert found[0] == ("unplaced", reason)
     behind = {("unplaced", reason), *((kind, why) for kind, why in found if why is not None and "beyond" in why)}
     assert set(found) <= behind  # layers behind it have lost their locations there
+
+
+class Worded(nn.Module):
+    """Model that attends among words in floating point behind a table of learned positions, beside its image tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attend = nn.Conv2d(3, 16, 4, 4), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.positions = nn.Parameter(torch.randn(1, 5, 16))
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        words = F.linear(self.positions + words.mean(1, keepdim=True), self.attend.out_proj.weight)
+        return self.embed(x).mean() + self.attend(words, words, words)[0].mean()
+
+
+def test_a_reason_names_the_input_and_no_parameter() -> None:
+    model = Worded().eval()
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(torch.randn(2, 3, 32, 32), words=torch.randn(2, 5, 16))
+    told = [recording[0].reason] if len(recording) else [each.reason for each in recording.unseen]
+    assert "(words)" in str(told[0])

@@ -15,8 +15,9 @@ from visattn.capturing.following.tracing import TokenTracer
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.placing.moves import settled
 from visattn.capturing.placing.places import LOST, Places, content
-from visattn.capturing.tokens.arrangement import Arrangement, Unplaced, arrange, channels, unplaced
+from visattn.capturing.tokens.arrangement import Arrangement, arrange, channels, unplaced
 from visattn.capturing.tokens.codes import same_along
+from visattn.capturing.tokens.refusals import Unplaced, WithoutImage
 from visattn.capturing.trace.tape import Attention, Operand, Tape
 from visattn.errors import LayoutError
 
@@ -113,7 +114,10 @@ def _arranged_by_codes(follower: TokenTracer, attention: Attention, query_codes:
     query_content = None if query_codes is None else content(query_codes)
     cache_key = tuple(lead), rows, query_content, content(key_codes)
     if cache_key not in follower.arrangements:  # layers of one stage share an arrangement
-        follower.arrangements[cache_key] = arrange(follower.planes, query_codes, key_codes, lead, rows)
+        try:
+            follower.arrangements[cache_key] = arrange(follower.planes, query_codes, key_codes, lead, rows)
+        except WithoutImage:
+            raise Unplaced(_why_lost(follower, attention.operands, "tokens")) from None
     arrangement = follower.arrangements[cache_key]
     query_places = follower.of(attention.operands[0])
     if attention.answers_at_keys:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from visattn.capturing.following.moves import MOVES, moved_by
 from visattn.capturing.following.tracing import TokenTracer
-from visattn.capturing.tokens.arrangement import Arrangement, SampledArrangement, Samples, Unplaced, arrange
+from visattn.capturing.tokens.arrangement import Arrangement, SampledArrangement, Samples, arrange
 from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.tokens.planes import Plane
+from visattn.capturing.tokens.refusals import Unplaced
 from visattn.capturing.trace.operations import JOIN
 from visattn.capturing.trace.tape import Attention, Entry, Ref, Tape
 

@@ -200,7 +200,8 @@ class _Arguments(NamedTuple):
         if places.shape != facts.shape:
             places = self.without_rule(facts, work) if self.kind != "lost" else _lost(facts, work, work.name)
         elif self.kind != "placed":
-            places = places._replace(kind=self.kind, name=places.name or self.cause, copies=None, positions=self.positions)
+            name = self.cause if self.kind == "foreign" else places.name or self.cause
+            places = places._replace(kind=self.kind, name=name, copies=None, positions=self.positions)
         elif places.kind != "placed" or bool((compact(places.codes) < -1).all()):  # constants that were chosen by image tokens
             places = _lost(facts, work, places.name or work.name)._replace(summed=places.summed)
         return places._replace(

@@ -15,23 +15,10 @@ from torch import Tensor
 from visattn._support.types import Kind
 from visattn.capturing.tokens.planes import Planes
 from visattn.capturing.tokens.points import Drift
+from visattn.capturing.tokens.refusals import Unplaced, WithoutImage
 from visattn.geometry import Box
 from visattn.records import TokenLayout
 from visattn.records.layouts import WORDS
-
-
-class Unplaced(Exception):
-    """Error: a call cannot be located in the image. The message is the reason.
-
-    Attributes:
-        of_places: Whether the reason is where the tokens lie, which may be because they mix several places.
-        drift: How far values were read from their tokens, if this is the reason.
-    """
-
-    def __init__(self, reason: str, *, of_places: bool = False, drift: Drift | None = None) -> None:
-        """Store the reason."""
-        super().__init__(reason)
-        self.of_places, self.drift = of_places, drift
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +229,7 @@ def _images(planes: Planes, keys: Tensor, lead: Sequence[int]) -> Tensor:
         if bool((keys < 0).all(1).any()):
             raise Unplaced("a window holds nothing but padding")
         if not lead or lead[0] != planes.images:
-            raise Unplaced("its tokens come from parameters alone, not from the image")
+            raise WithoutImage("its tokens do not come from the image")
         image = torch.where(image < 0, _images_in_turn(image, planes.images), image)
     # heads may have been taken for images
     if not planes.on_grid(keys) and bool((image != _images_in_turn(image, planes.images)).any()):
