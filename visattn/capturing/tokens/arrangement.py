@@ -219,7 +219,8 @@ def _images(planes: Planes, keys: Tensor, lead: Sequence[int]) -> Tensor:
     Sets that no image has reached, such as object queries, are the same for every image.
 
     Raises:
-        Unplaced: If a group has no image or several, or the groups come in another order than the images.
+        Unplaced: If a group has several images, or the groups come in another order than the images.
+        WithoutImage: If a group has none.
     """
     image_of_key = planes.images_of(keys)
     image = image_of_key.amax(1)
