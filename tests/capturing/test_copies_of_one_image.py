@@ -29,7 +29,7 @@ class Passes(nn.Module):
 
 
 def maps(passes: Tensor) -> Tensor:
-    return passes.mT.unflatten(-1, CELLS)
+    return passes.mT.reshape(len(passes), -1, *CELLS)
 
 
 def tokens(found: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def test_heads_beside_copies_are_heads() -> None:
     """Check a gate that is copied for all heads: it does not make them copies."""
 
     def change(passes: Tensor) -> Tensor:
-        heads = passes[:1].unflatten(-1, (2, WIDTH // 2)).transpose(1, 2)[0]  # of one pass
+        heads = passes[0].view(-1, 2, WIDTH // 2).transpose(0, 1)  # of one pass
         return heads * passes[:1].mean(-1, keepdim=True).expand(2, -1, -1)
 
     with torch.no_grad(), visattn.capture(model := Passes(change).eval()) as recording:

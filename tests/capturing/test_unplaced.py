@@ -309,7 +309,8 @@ class Worded(nn.Module):
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
         words = F.linear(self.positions + words.mean(1, keepdim=True), self.attend.out_proj.weight)
-        return self.embed(x).mean() + self.attend(words, words, words)[0].mean()
+        out: Tensor = self.embed(x).mean() + self.attend(words, words, words)[0].mean()
+        return out
 
 
 def test_a_reason_names_the_input_and_no_parameter() -> None:
