@@ -260,9 +260,10 @@ class Watch:
             self._end(output)
 
     def _end(self, output: Any) -> None:  # noqa: ANN401
-        """End the running forward pass, if there is one, and pass it on; drop it if it failed, so that `output` is None.
+        """End the running forward pass, if there is one, and hand its tape over.
 
-        For a part that was called alone, None means that another forward pass begins.
+        `output` is what the model returned; None if it raised an error: then the forward pass is dropped. If only a part of the model
+        was called, its output is not known, and a forward pass ends when the next one begins.
         """
         tracer, self._mode.tracer, self._mode.twin = self._mode.tracer, None, None
         self._mode.held.clear()

@@ -159,9 +159,9 @@ class Sums:
         return any(self._varies(places, dim) for dim in every)
 
     def _pass_on(self, step: Step, nodes: Sequence[Node]) -> None:
-        """Note that the results of a step are sums of products of tokens, or such products, if its arguments are.
+        """Note that results are still products of tokens, or sums of them, as in linear attention, behind an operation such as a scale.
 
-        That is so if its other arguments come from parameters alone.
+        That is so if one argument is, and the others come from parameters alone.
         """
         sources = [node for node in nodes if node in self._sums or node in self._pairs]
         if not sources or any(node not in sources and self._of(node).kind != "learned" for node in nodes):

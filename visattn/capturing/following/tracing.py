@@ -167,18 +167,28 @@ class TokenTracer:
         return whole(kind, shape, self.planes.device)
 
     def _of_product(self, attention: Attention | None) -> Places | None:
-        """Return the places of a product of weights and values whose result was replaced: those of the rows of the weights."""
+        """Return where the result of attention weights times values lies: at the queries, which are the rows of the weights.
+
+        For a call whose result an intervention has replaced, so that its operations did not run. None if the rows are unknown.
+        """
         assert attention is not None  # noqa: S101 - the caller has checked it
         weights, values = (self.places(operand.slot) for operand in attention.operands)
         axes = attention.operands[0].axes
         if axes is None or weights.columns is None:
             return None
-        row_codes = axes.weights(weights.codes)
-        if not same_along(row_codes, -1):
-            return None
         channels = axes.values(values.codes).shape[-1]
-        codes = axes.result(row_codes[..., :1].expand(*row_codes.shape[:-1], channels))
-        return weights._replace(codes=codes, columns=None, copies=None, others=None, behind=later(weights.behind, values.behind))
+
+        def at_queries(numbers: Tensor) -> Tensor | None:
+            rows = axes.weights(numbers)  # of each query and key
+            return axes.result(rows[..., :1].expand(*rows.shape[:-1], channels)) if same_along(rows, -1) else None
+
+        codes = at_queries(weights.codes)
+        if codes is None:
+            return None
+        copies = None if weights.copies is None else at_queries(weights.copies)
+        return weights._replace(
+            codes=codes, columns=None, copies=copies, others=None, behind=later(weights.behind, values.behind)
+        )
 
     def _of_edited(self, entry: Entry) -> Places | None:
         """Return the places of edited weights, from query and key or from the weights that the model computed; None if unknown."""

@@ -291,7 +291,10 @@ class _Meeting:
         return left._replace(codes=codes.expand(left.shape), crossed=True)
 
     def _has_one_value_per_cell(self, fine: Places, coarse: Places, coarse_node: Node) -> bool:
-        """Check whether the coarser operand has one value for all finer cells in each cell: one element, or copies of it."""
+        """Check whether all finer cells in a coarser one meet the same value, as a gate that was computed for the whole cell.
+
+        The coarser operand then has one element for each of its cells, or copies of that element.
+        """
         ndim, planes = fine.codes.ndim, self._planes
         varying = [
             dim for dim in range(ndim) if cells_vary(planes, fine.codes, dim) and self._work.varies(coarse_node, dim, ndim)

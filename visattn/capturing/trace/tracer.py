@@ -266,7 +266,7 @@ class Tracer:
         self.tape.whole = False
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
-        """Return the complete tape (list of calls) of a forward pass that has ended with these output tensors."""
+        """Return the tape (list of calls) of a forward pass that has ended with these outputs: a known one, if all of it agrees."""
         slots = tuple(self._output_slot(tensor) for tensor in output)
         while self.known and not (self._next() is None and self.tape.output == slots):
             self._leave_tape()
