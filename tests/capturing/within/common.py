@@ -67,6 +67,14 @@ WEIGHTED: dict[str, Change] = {
     "a product by einsum": added(lambda t: torch.einsum("bnc,n->bc", t, fifth().float())[:, None]),
     "a product by a layer": added(lambda t: F.linear(t.mT, fifth().float()[None]).mT),
     "a product by a kernel": added(lambda t: F.conv1d(t.mT, fifth().float().expand(WIDTH, 1, -1).contiguous(), groups=WIDTH).mT),
+    "a mean in which one token is repeated": added(
+        lambda t: torch.cat([t[:, 5:6].expand(-1, 1000, -1), t], 1).mean(1, keepdim=True)
+    ),
+    "a mean of an index that repeats": added(lambda t: t[:, [5] * 900 + list(range(TOKENS))].mean(1, keepdim=True)),
+    "a mean of a repeated border": added(lambda t: F.pad(t.mT, (900, 0), mode="replicate").mean(2, keepdim=True).mT),
+    "a pooling of a repeated border": added(lambda t: F.adaptive_avg_pool1d(F.pad(t.mT, (960, 0), mode="replicate"), 1).mT),
+    "a product in front of tokens": lambda _, t: torch.cat([fifth().float()[None, None] @ t, t], 1),
+    "a pooling of weighted tokens": added(lambda t: F.adaptive_avg_pool1d((t * fifth()[None, :, None]).mT, 1).mT * TOKENS),
     "a gate of a sum": lambda _, t: t * (1 + 100 * (t * fifth()[None, :, None]).sum(1, keepdim=True).tanh()),
     "a sum in place": added(lambda t: t.clone().mul_(fifth()[None, :, None]).sum(1, keepdim=True)),
     "a sum of a part that was zeroed": added(

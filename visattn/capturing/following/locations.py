@@ -15,7 +15,7 @@ from visattn.capturing.following.tracing import TokenTracer
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.placing.moves import settled
 from visattn.capturing.placing.places import LOST, Places, content
-from visattn.capturing.tokens.arrangement import Arrangement, arrange, channels, unplaced
+from visattn.capturing.tokens.arrangement import MEAN, Arrangement, arrange, channels, unplaced
 from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.tokens.refusals import Unplaced, WithoutImage
 from visattn.capturing.trace.tape import Attention, Operand, Tape
@@ -119,6 +119,9 @@ def _arranged_by_codes(follower: TokenTracer, attention: Attention, query_codes:
         except WithoutImage:
             raise Unplaced(_why_lost(follower, attention.operands, "tokens")) from None
     arrangement = follower.arrangements[cache_key]
+    named_mean = any(name.startswith(MEAN) for layout in (arrangement.queries, arrangement.keys) for name in layout.prefix)
+    if named_mean and any(follower.places(operand.slot).leaning for operand in attention.operands):
+        raise Unplaced("its tokens hold a sum over the image with weights that may leave one token")
     query_places = follower.of(attention.operands[0])
     if attention.answers_at_keys:
         return arrangement

@@ -15,6 +15,13 @@ def most_cells(planes: Planes, codes: Tensor) -> int:
     return max((plane.cells if plane.grid else 1 for plane in planes.of(compact(codes))), default=0)
 
 
+def repeats_some(codes: Tensor) -> bool:
+    """Check whether some cells occur more often than others, so that a mean over them leans to these."""
+    stored = compact(codes)
+    counts = torch.unique(stored[stored >= 0], return_counts=True)[1]
+    return len(counts) > 0 and bool((counts != counts[0]).any())
+
+
 def cells_vary(planes: Planes, codes: Tensor, dim: int) -> bool:
     """Check whether position codes name different cells along an axis, rather than one cell in each image of the batch."""
     if same_along(codes, dim):
@@ -55,7 +62,7 @@ def evener(planes: Planes, a: Places, b: Places) -> Places | None:
 
 def pairs(a: Tensor, b: Tensor) -> Tensor:
     """Return the distinct pairs of position codes that meet elementwise in two tensors, `(pairs, 2)`, without padding."""
-    a_wide, b_wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
+    a_wide, b_wide = torch.broadcast_tensors(compact(a), compact(b))
     a_codes, b_codes = a_wide.flatten().long(), b_wide.flatten().long()
     is_pair = (a_codes >= 0) & (b_codes >= 0)
     a_codes, b_codes = a_codes[is_pair], b_codes[is_pair]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.cells import repeats_some
 from visattn.capturing.placing.places import Places
 from visattn.capturing.placing.work import Result, Unproven, Work, over_members, through
 from visattn.capturing.tokens.codes import same_along
@@ -57,7 +58,7 @@ def _reduced_tokens(work: Work, source: Places, dims: Sequence[int]) -> Places:
         others=None,
         parts=parts,
         mixture=source.mixture or merges_copies,
-        leaning=source.weighted if merges_cells else source.leaning,
+        leaning=(source.weighted or repeats_some(source.codes)) if merges_cells else source.leaning,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visattn.capturing.placing.cells import repeats_some
 from visattn.capturing.placing.copies import copies_behind, occurrences
 from visattn.capturing.placing.places import Places
 from visattn.capturing.placing.work import Result, Unproven, Work, through
@@ -303,6 +304,8 @@ def _tiled(work: Work, codes: Tensor, geometry: Geometry2d | None) -> Tensor:
         raise Unproven(work.name)
     row_step, column_step = geometry.stride
     if (rows * row_step, columns * column_step) != codes.shape[1:]:
+        raise Unproven(work.name)
+    if repeats_some(codes):  # the mean would lean to these cells
         raise Unproven(work.name)
     tiles = codes.reshape(-1, rows, row_step, columns, column_step).transpose(2, 3).flatten(3)
     merged = through(work.planes, tiles, 3, 1)[..., 0]

@@ -20,6 +20,8 @@ from visattn.geometry import Box
 from visattn.records import TokenLayout
 from visattn.records.layouts import WORDS
 
+MEAN = "mean"  # name of a token that stands for the whole image
+
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
@@ -349,7 +351,7 @@ def token_names(planes: Planes, codes: Tensor, other: str = "token") -> tuple[st
         plane = planes.of(code[None])[0]
         parameter = plane.name.lower()
         if not plane.name:
-            name = "mean"
+            name = MEAN
         elif re.match("cls|class", parameter):
             name = "cls"
         elif parameter.startswith("dist"):
