@@ -62,7 +62,7 @@ def evener(planes: Planes, a: Places, b: Places) -> Places | None:
 
 def pairs(a: Tensor, b: Tensor) -> Tensor:
     """Return the distinct pairs of position codes that meet elementwise in two tensors, `(pairs, 2)`, without padding."""
-    a_wide, b_wide = torch.broadcast_tensors(compact(a), compact(b))
+    a_wide, b_wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
     a_codes, b_codes = a_wide.flatten().long(), b_wide.flatten().long()
     is_pair = (a_codes >= 0) & (b_codes >= 0)
     a_codes, b_codes = a_codes[is_pair], b_codes[is_pair]

@@ -266,6 +266,8 @@ def _on_line(work: Work, codes: Tensor, reach: tuple[int, ...] | None, stride: t
         width = reach[0]
     else:
         raise Unproven(work.name)
+    if new_length == 1 and repeats_some(codes):  # the result would lean to these cells
+        raise Unproven(work.name)
     windows = codes.reshape(*codes.shape[:-1], new_length, width)
     return through(work.planes, windows, windows.ndim - 1, 1)[..., 0].expand(work.shape)
 
@@ -304,8 +306,6 @@ def _tiled(work: Work, codes: Tensor, geometry: Geometry2d | None) -> Tensor:
         raise Unproven(work.name)
     row_step, column_step = geometry.stride
     if (rows * row_step, columns * column_step) != codes.shape[1:]:
-        raise Unproven(work.name)
-    if repeats_some(codes):  # the mean would lean to these cells
         raise Unproven(work.name)
     tiles = codes.reshape(-1, rows, row_step, columns, column_step).transpose(2, 3).flatten(3)
     merged = through(work.planes, tiles, 3, 1)[..., 0]
