@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.capturing.moving import WIDTH
-from tests.capturing.within.model import TOKENS, Change, Program, programs
+from tests.capturing.moving import GRID, WIDTH
+from tests.capturing.within.model import TOKENS, Change, Program, planes, programs, raster
 
 
 def lit(t: Tensor) -> Tensor:
@@ -56,6 +56,11 @@ def fifth() -> Tensor:
     return torch.arange(TOKENS) == 5
 
 
+def alone(t: Tensor) -> Tensor:
+    """Return token 5 as a sum over all tokens."""
+    return (t * fifth()[None, :, None]).sum(1, keepdim=True)
+
+
 WEIGHTED: dict[str, Change] = {
     "a sum times a table of one": added(lambda t: (t * fifth()[None, :, None]).sum(1, keepdim=True)),
     "a sum of where": added(lambda t: torch.where(fifth()[None, :, None], t, 0.0).sum(1, keepdim=True)),
@@ -75,6 +80,21 @@ WEIGHTED: dict[str, Change] = {
     "a pooling of a repeated border": added(lambda t: F.adaptive_avg_pool1d(F.pad(t.mT, (960, 0), mode="replicate"), 1).mT),
     "a product in front of tokens": lambda _, t: torch.cat([fifth().float()[None, None] @ t, t], 1),
     "a pooling of weighted tokens": added(lambda t: F.adaptive_avg_pool1d((t * fifth()[None, :, None]).mT, 1).mT * TOKENS),
+    "a kernel over tokens": added(lambda t: F.conv1d(t, fifth().float()[None, :, None])),
+    "the first of two kernels over tokens": added(lambda t: F.conv1d(t, fifth().float()[None, :, None].repeat(2, 1, 1))[:, :1]),
+    "a group norm with weights of tokens": added(lambda t: F.group_norm(t, TOKENS, fifth().float()).sum(1, keepdim=True)),
+    "a batch norm with weights of tokens": added(
+        lambda t: F.batch_norm(t, torch.zeros(TOKENS), torch.ones(TOKENS), fifth().float()).sum(1, keepdim=True)
+    ),
+    "a PReLU with weights of tokens": added(lambda t: F.prelu(t, fifth().float()).sum(1, keepdim=True)),
+    "a resizing to one": added(lambda t: F.interpolate(t.mT, size=1).mT),
+    "a sum that is resized": added(lambda t: raster(F.interpolate(alone(t).mT[..., None], size=GRID, mode="bilinear"))),
+    "a weight of a layer norm": lambda _, t: F.layer_norm(0.01 * t, (WIDTH,), alone(t)[0, 0]),
+    "a weight of a group norm": lambda _, t: F.group_norm(0.01 * t.mT, 4, t[0, 5]).mT,
+    "a mean of a batch norm": lambda _, t: F.batch_norm(0.01 * t.mT, t[0, 5], torch.ones(WIDTH)).mT,
+    "a bias of a convolution": lambda _, t: raster(F.conv2d(0.01 * planes(t), torch.ones(WIDTH, 1, 1, 1), t[0, 5], groups=WIDTH)),
+    "a kernel of a convolution": lambda _, t: raster(F.conv2d(planes(t), t[0, 5].view(WIDTH, 1, 1, 1) * 99, groups=WIDTH)),
+    "a weight of a layer": lambda _, t: F.linear(0.01 * t, torch.diag(alone(t)[0, 0])),
     "a gate of a sum": lambda _, t: t * (1 + 100 * (t * fifth()[None, :, None]).sum(1, keepdim=True).tanh()),
     "a sum in place": added(lambda t: t.clone().mul_(fifth()[None, :, None]).sum(1, keepdim=True)),
     "a sum of a part that was zeroed": added(

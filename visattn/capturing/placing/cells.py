@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from visattn.capturing.placing.places import Places
+from visattn.capturing.placing.work import Unproven, Work
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import Planes, compact
 
@@ -13,6 +16,34 @@ from visattn.capturing.tokens.planes import Planes, compact
 def most_cells(planes: Planes, codes: Tensor) -> int:
     """Return the number of cells of the finest grid that position codes name; tokens that lie nowhere count as one."""
     return max((plane.cells if plane.grid else 1 for plane in planes.of(compact(codes))), default=0)
+
+
+def check_parameters(work: Work, tokens: Places, names: Iterable[str]) -> None:
+    """Check that weights and biases of an operation are the same for all tokens and lie in no cell that others do not share.
+
+    They may be parameters, come from another input, or from a cell that holds all these tokens, as in a convolution whose kernel is
+    chosen for the image.
+
+    Raises:
+        Unproven: If one comes from another cell, or from an unknown place.
+    """
+    for name in names:
+        node = work.get(name)
+        if node is None:
+            continue
+        parameter = work.places(node)
+        if parameter.kind == "lost" or parameter.leaning:
+            raise Unproven(parameter.name or work.name)
+        if not parameter.placed:
+            continue
+        if not holds_all(work.planes, parameter, tokens):
+            raise Unproven(work.name)
+
+
+def holds_all(planes: Planes, coarse: Places, fine: Places) -> bool:
+    """Check whether each cell of `coarse` holds all cells of `fine`, as the whole image does."""
+    coarse_cells, fine_cells = (torch.unique(compact(places.codes)) for places in (coarse, fine))
+    return within(planes, fine_cells[:, None], coarse_cells[None])
 
 
 def repeats_some(codes: Tensor) -> bool:

@@ -135,8 +135,10 @@ class Follower:
             is_first_lost = not is_lost and reason == work.name  # this operation is the one beyond which places are unknown
             if is_first_lost:
                 reason = self.call or reason
-            summed = is_sum(error) or (work.name not in SOFTMAXES and arguments.summed)
-            return [_lost(facts, work, reason)._replace(summed=summed) for facts in work.outs]
+            is_softmax = work.name in SOFTMAXES
+            summed = is_sum(error) or (not is_softmax and arguments.summed)
+            of_channels = arguments.of_channels or (is_softmax and arguments.summed)
+            return [_lost(facts, work, reason)._replace(summed=summed, of_channels=of_channels) for facts in work.outs]
 
 
 class _Arguments(NamedTuple):
@@ -150,6 +152,7 @@ class _Arguments(NamedTuple):
         drift: Largest drift of an argument.
         located: Whether some argument has places, or members of sets.
         summed: Whether some argument is a sum of products of tokens.
+        of_channels: Whether those that are lost are attention weights between channels.
         weighted: Whether cells of some argument were weighted one by one.
     """
 
@@ -160,6 +163,7 @@ class _Arguments(NamedTuple):
     drift: Drift
     located: bool
     summed: bool
+    of_channels: bool
     weighted: bool
 
     @classmethod
@@ -172,6 +176,7 @@ class _Arguments(NamedTuple):
         indices = [value for name, value in read if name in _INDICES and work.name in _READING]
         index_places = [work.places(node) for index in indices for node in tensors_in_nodes(index)]
         kind, cause = _most_known(places)
+        lost = [argument for argument in places if argument.kind == "lost"]
         return cls(
             kind=kind,
             cause=cause,
@@ -180,6 +185,7 @@ class _Arguments(NamedTuple):
             drift=widest(*(argument.drift for argument in places)),
             located=any(argument.located for argument in places),
             summed=any(argument.summed for argument in places),
+            of_channels=bool(lost) and all(argument.of_channels for argument in lost),
             weighted=any(argument.weighted for argument in places),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.cells import cells_vary
+from visattn.capturing.placing.cells import cells_vary, holds_all
 from visattn.capturing.placing.copies import copies_behind
 from visattn.capturing.placing.places import Places, later
 from visattn.capturing.placing.pointwise import with_added
@@ -103,7 +103,7 @@ def _by_unknown(work: Work, left: Places, right: Places, shape: tuple[int, ...])
     lead_axes = range(left.codes.ndim - 2)
     is_one_matrix_per_image = not any(cells_vary(work.planes, left.codes, dim) for dim in lead_axes)
     mixes_channels = is_one_matrix_per_image and same_along(left.codes, -1)
-    if right.summed or left.columns is not None or not mixes_channels:
+    if not right.of_channels or left.columns is not None or not mixes_channels:
         raise Unproven(right.name or work.name)
     mixed = _mixed(work, left, -1, shape[-1])
     return _reshaped(mixed, lambda codes: codes.expand(shape))._replace(name=right.name or work.name)
@@ -226,6 +226,13 @@ def _of_two(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -> 
     copies = copies_behind(left.copies, [-1], shape)
     mixture = left.mixture or right.mixture
     rows = left._replace(codes=row_codes, behind=behind, copies=copies, others=None, mixture=mixture)
+    is_matrix_on_right = shape[-1] > 1 and same_along(column_codes, -1) and not same_along(row_codes, -2)
+    is_matrix_on_left = shape[-2] > 1 and same_along(row_codes, -2) and not same_along(column_codes, -1)
+    if is_matrix_on_right or is_matrix_on_left:  # tokens behind a layer whose weights come from one cell
+        tokens, matrix = (left, right) if is_matrix_on_right else (right, left)
+        if matrix.leaning or not holds_all(work.planes, matrix, tokens):
+            raise Unproven(work.name)
+        return rows if is_matrix_on_right else rows._replace(codes=column_codes, copies=copies_behind(right.copies, [-2], shape))
     if equal(row_codes, column_codes):  # both have the same locations: these are no scores, but tokens
         return rows
     return rows._replace(columns=column_codes, one_stream=left.stream == right.stream)

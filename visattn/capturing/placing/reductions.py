@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.cells import repeats_some
+from visattn.capturing.placing.cells import check_parameters, repeats_some
 from visattn.capturing.placing.places import Places
 from visattn.capturing.placing.work import Result, Unproven, Work, over_members, through
 from visattn.capturing.tokens.codes import same_along
@@ -129,7 +129,16 @@ def normalized(work: Work) -> Result:
     Further results, such as the means, are lost.
     """
     source = work.main()
+    check_parameters(work, source, ("weight", "bias", "running_mean", "running_var"))
+    normalized_places = source._replace(summed=False, weighted=source.weighted or _weights_cells(work, source))
     return [
-        source._replace(summed=False) if number == 0 and result.shape == source.shape else work.unknown(result.shape)
+        normalized_places if number == 0 and result.shape == source.shape else work.unknown(result.shape)
         for number, result in enumerate(work.outs)
     ]
+
+
+def _weights_cells(work: Work, source: Places) -> bool:
+    """Check whether a normalization multiplies cells of the image, rather than channels, by weights of their own."""
+    is_weighted = work.get("weight") is not None or work.get("running_var") is not None
+    axes = range(-len(work.get("normalized_shape")), 0) if work.get("normalized_shape") else [1]
+    return is_weighted and any(not same_along(source.codes, axis) for axis in axes)

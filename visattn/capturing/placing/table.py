@@ -82,7 +82,7 @@ ROWS: dict[str, Row] = {
     **_rows("cat stack", moves.joined_by, linear=together),
     # --- the same places: activations, dropout, normalizations
     **_rows(
-        "native_dropout dropout alpha_dropout feature_dropout prelu _prelu_kernel rrelu rrelu_with_noise log_sigmoid_forward "
+        "native_dropout dropout alpha_dropout feature_dropout rrelu rrelu_with_noise log_sigmoid_forward "
         "log_sigmoid fake_quantize_per_tensor_affine fake_quantize_per_channel_affine "
         "fake_quantize_per_tensor_affine_cachemask special_psi special_ndtr special_expit special_erf special_exp2 special_expm1 "
         "hardswish special_log1p special_logit special_round special_sinc special_i0 special_gammaln special_polygamma special_erfc fix",
@@ -98,6 +98,7 @@ ROWS: dict[str, Row] = {
     **_rows("_softmax _log_softmax _safe_softmax softmax log_softmax", reductions.normalized, mixes=mixing.along),
     # --- elementwise, beside those that are tagged
     **_rows(
+        "prelu _prelu_kernel "
         "floor_divide polar complex logaddexp float_power isclose __and__ __or__ multiply subtract divide not_equal greater "
         "greater_equal less less_equal arctan2 special_xlogy special_gammainc special_gammaincc",
         pointwise.combined,

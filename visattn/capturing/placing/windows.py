@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.cells import repeats_some
+from visattn.capturing.placing.cells import check_parameters, repeats_some
 from visattn.capturing.placing.copies import copies_behind, occurrences
 from visattn.capturing.placing.places import Places
 from visattn.capturing.placing.work import Result, Unproven, Work, through
@@ -30,6 +30,7 @@ def convolved(work: Work) -> Result:
     source = work.places(work.get("input"))
     if not work.counts(source):
         raise Unproven("a kernel that comes from the image")
+    check_parameters(work, source, ("weight", "bias"))
     kernel_size = work.facts(work.get("weight")).shape[2:]
     axes = len(kernel_size)
     stride, padding, dilation = (
@@ -39,19 +40,19 @@ def convolved(work: Work) -> Result:
     transposed = bool(work.get("transposed", False))
     one_channel = source._replace(copies=None).each(partial(through, work.planes, dim=1, size=1))
     assert one_channel is not None  # noqa: S101 - `through` raises
-    mixes_cells = not same_along(source.codes, 1) and work.shape[1] > 1
+    merges_channels = not same_along(source.codes, 1)  # they belong to different cells
     has_one_cell = all(same_along(source.codes, -1 - axis) for axis in range(axes))  # a line of channels of one token, as in ECA
     kernel = None if has_one_cell else work.step.kernel
     if kernel is not None and kernel.tap is not None and set(stride) == {1}:
         settings = stride, padding, dilation, transposed, _sides(work.get("output_padding", 0), axes)
         moved = one_channel.each(partial(_moved, work, kernel_size=kernel_size, tap=kernel.tap, settings=settings))
-        return [_finished(moved, source, axes, mixes_cells)]
+        return [_finished(work, moved, source, axes, merges_channels)]
     if kernel is not None and not kernel.centered:
         raise Unproven(f"{work.name} by a kernel that leans to one side")
     made = one_channel.each(
         partial(resampled, work, axes=axes, reach=reach, stride=stride, padding=padding, transposed=transposed)
     )
-    return [_finished(made, source, axes, mixes_cells)]
+    return [_finished(work, made, source, axes, merges_channels)]
 
 
 def _moved(work: Work, codes: Tensor, kernel_size: Sequence[int], tap: Sequence[int], settings: tuple[Any, ...]) -> Tensor:
@@ -117,17 +118,25 @@ def _over_channels(work: Work, source: Places, axes: int, change: Callable[[Tens
         return change(codes.narrow(channel_axis, 0, 1) if channels_agree else codes)
 
     made = source._replace(copies=None, others=None).each(change_maps)
-    return [_finished(made, source, axes, False)] + [work.unknown(out.shape) for out in work.outs[1:]]
+    return [_finished(work, made, source, axes, False)] + [work.unknown(out.shape) for out in work.outs[1:]]
 
 
-def _finished(made: Places | None, source: Places, axes: int, mixes_cells: bool) -> Places:
-    """Return the places of a convolution, pooling or resizing, with notes on how cells were mixed and weighted."""
+def _finished(work: Work, made: Places | None, source: Places, axes: int, merges_channels: bool) -> Places:
+    """Return the places of a convolution, pooling or resizing, with notes on how cells were mixed and weighted.
+
+    Raises:
+        Unproven: If a cell that may hold one cell alone is spread over finer ones.
+    """
     assert made is not None  # noqa: S101 - the change raises
-    is_resized = made.shape[-axes:] != source.shape[-axes:]
-    leaning = source.weighted if is_resized else source.leaning
+    cells, new_cells = (places.shape[-axes:].numel() for places in (source, made))
+    if source.leaning and new_cells > cells:
+        raise Unproven(work.name)
+    picks_some = "upsample" in work.name and not work.name.endswith("_aa")  # `interpolate` to a smaller size leaves cells out
+    leaning = merges_channels or (source.weighted or picks_some if new_cells < cells else source.leaning)
     changed_axes = [-1 - axis for axis in range(min(axes + 1, len(made.shape)))]
     copies = copies_behind(source.copies, changed_axes, made.shape)
-    return made._replace(mixture=made.mixture or mixes_cells, leaning=leaning, copies=copies, others=None)
+    mixture = made.mixture or (merges_channels and work.shape[1] > 1)
+    return made._replace(mixture=mixture, leaning=leaning, copies=copies, others=None)
 
 
 def resampled(

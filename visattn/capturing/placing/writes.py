@@ -43,7 +43,6 @@ _OVERWRITING = {  # operation that puts values where another adds them
 }
 _ONLY_FOR_VALUES = frozenset({"self", "value", "out", "accumulate", "reduce", "include_self", "alpha", "unsafe"})
 _PUTTING = frozenset({"index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "scatter"})
-_ADDING = frozenset({"index_add", "scatter_add", "scatter_reduce", "index_reduce"})
 
 
 def written(work: Work) -> Result:
