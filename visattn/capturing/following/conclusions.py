@@ -11,7 +11,7 @@ from visattn.capturing.following.cut import Cut, find_cut
 from visattn.capturing.following.locations import locate
 from visattn.capturing.following.readouts import Readouts
 from visattn.capturing.following.tracing import TokenTracer
-from visattn.capturing.placing.follow import UNWATCHED
+from visattn.capturing.placing.places import UNWATCHED
 from visattn.capturing.tokens.arrangement import Arrangement, Tokens, arrange_tokens
 from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.trace.operations import EDITED, SOFTMAX

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from visattn.capturing.following.inputs import Images
 from visattn.capturing.following.sums import SCORES, Sums
-from visattn.capturing.placing.follow import UNWATCHED, Follower
+from visattn.capturing.placing.follow import Follower
 from visattn.capturing.placing.nodes import Node
-from visattn.capturing.placing.places import Behind, Kind, Places, later, whole
+from visattn.capturing.placing.places import UNWATCHED, Behind, Kind, Places, later, whole
 from visattn.capturing.placing.steps import Step
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.tokens.codes import aligned, equal, same_along

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.places import Places
+from visattn.capturing.placing.places import UNWATCHED, Places
 from visattn.capturing.placing.work import Unproven, Work
 from visattn.capturing.tokens.codes import equal, same_along
 from visattn.capturing.tokens.planes import Planes, compact
@@ -32,12 +32,17 @@ def check_parameters(work: Work, tokens: Places, names: Iterable[str]) -> None:
         if node is None:
             continue
         parameter = work.places(node)
-        if parameter.kind == "lost" or parameter.leaning:
+        if parameter.leaning or (parameter.kind == "lost" and not is_from_before(work, parameter)):
             raise Unproven(parameter.name or work.name)
         if not parameter.placed:
             continue
         if not holds_all(work.planes, parameter, tokens):
             raise Unproven(work.name)
+
+
+def is_from_before(work: Work, parameter: Places) -> bool:
+    """Check whether a tensor that no call has made existed before the forward pass: no number of the image has left it so far."""
+    return parameter.name == UNWATCHED and not work.shadows.told
 
 
 def holds_all(planes: Planes, coarse: Places, fine: Places) -> bool:

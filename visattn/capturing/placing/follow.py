@@ -22,8 +22,6 @@ from visattn.capturing.placing.work import Unproven, Work
 from visattn.capturing.tokens.planes import Planes, compact
 from visattn.capturing.tokens.points import Drift, widest
 
-UNWATCHED = "a tensor of an earlier forward pass, or of code that is not intercepted"
-
 
 class Follower:
     """Places of the tensors of a forward pass, as far as it was followed.
@@ -103,7 +101,7 @@ class Follower:
 
         `row` has the rule of the operation, such as "moves elements" for `permute`; None for an operation without a rule.
         """
-        if self._numbers.read and holds_number(work, row):
+        if self.shadows.told and holds_number(work, row):
             return [_lost(facts, work, "numbers that were read from a tensor") for facts in work.outs]
         if row is not None and row.makes:
             return _listed(row.rule(work))

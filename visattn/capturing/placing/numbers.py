@@ -25,25 +25,21 @@ _TABLES = frozenset({"self", "weight"})  # arguments whose elements are chosen b
 
 
 class Numbers:
-    """Numbers that Python has read.
-
-    Attributes:
-        read: Whether some come from the image, or may.
-    """
+    """Numbers that Python has read; `Shadows.told` says whether some may come from the image."""
 
     def __init__(self, shadows: Shadows) -> None:
         """Start before any number was read."""
-        self.read, self._shadows = False, shadows
+        self._shadows = shadows
         self._flags: set[int] = set()
         self._counted: set[int] = set()  # tensors whose length may come from the image
 
     def leave(self, node: int) -> None:
         """Note that Python read numbers from a tensor, as by `item()`. Flags, and numbers that no image changes, do not count."""
-        self.read = self.read or not (self._is_independent(node) or self._is_flag(node))
+        self._shadows.told |= not (self._is_independent(node) or self._is_flag(node))
 
     def leave_length(self, node: int) -> None:
         """Note that Python read the shape of a tensor, which may depend on the image."""
-        self.read = self.read or node in self._counted
+        self._shadows.told |= node in self._counted
 
     def note_sum(self, work: Work, node: Node) -> None:
         """Note a result of `sum` in which each element is the sum of one flag alone, so is 0 or 1 and tells no more than it."""
@@ -74,7 +70,7 @@ class Numbers:
         facts = self._shadows.facts
         is_made_from_numbers = row is not None and row.makes and not work.name.endswith("_like")
         if is_made_from_numbers:
-            return self.read and len(facts[result].shape) > 0
+            return self._shadows.told and len(facts[result].shape) > 0
         given, op = work.step.given, work.step.op
         arguments = [node for value in given.values() for node in tensors_in_nodes(value)]
         counts_elements = facts[result].dynamic and op is not None and signature_of(op).counts

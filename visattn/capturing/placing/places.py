@@ -17,6 +17,8 @@ from visattn.capturing.tokens.points import Drift
 
 LEARNED, FOREIGN, LOST = -2, -3, -4  # codes beside those of planes; PADDING (-1) is a zero that nothing was written over
 
+UNWATCHED = "a tensor of an earlier forward pass, or of code that is not intercepted"
+
 Behind = tuple[int, str, int] | None  # index in the forward pass, layer, index of the call in that layer
 Kind = Literal["placed", "learned", "foreign", "lost"]
 Positions = Literal["", "given", "computed"]

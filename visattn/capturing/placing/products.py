@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from visattn.capturing.placing.cells import cells_vary, holds_all
+from visattn.capturing.placing.cells import cells_vary, holds_all, is_from_before
 from visattn.capturing.placing.copies import copies_behind
 from visattn.capturing.placing.places import Places, later
 from visattn.capturing.placing.pointwise import with_added
@@ -103,7 +103,8 @@ def _by_unknown(work: Work, left: Places, right: Places, shape: tuple[int, ...])
     lead_axes = range(left.codes.ndim - 2)
     is_one_matrix_per_image = not any(cells_vary(work.planes, left.codes, dim) for dim in lead_axes)
     mixes_channels = is_one_matrix_per_image and same_along(left.codes, -1)
-    if not right.of_channels or left.columns is not None or not mixes_channels:
+    is_proven = right.of_channels or is_from_before(work, right)
+    if not is_proven or left.columns is not None or not mixes_channels:
         raise Unproven(right.name or work.name)
     mixed = _mixed(work, left, -1, shape[-1])
     return _reshaped(mixed, lambda codes: codes.expand(shape))._replace(name=right.name or work.name)

@@ -93,11 +93,12 @@ class Shadows:
         planes: Planes of the forward pass, that is grids of image cells and sets of other tokens.
         facts: Form of each tensor.
         overwritten: Memories that were written to.
+        told: Whether Python, or other code, may have read numbers from the image.
     """
 
     def __init__(self, planes: Planes, facts: Sequence[Facts], first: Callable[[int], Places]) -> None:
         """Start without places; `first` returns those of a tensor that no step has made."""
-        self.planes, self.facts, self.overwritten = planes, facts, set[int]()
+        self.planes, self.facts, self.overwritten, self.told = planes, facts, set[int](), False
         self._first = first
         self._places: dict[int, Places] = {}
         self._memories: dict[int, _Memory] = {}  # those with codes for each element, because a part was overwritten
