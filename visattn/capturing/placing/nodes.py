@@ -258,7 +258,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
             storage = tensor.untyped_storage()
             storage.data_ptr()
         return storage
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # NotImplementedError is one, too
         return None
 
 
