@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -23,6 +24,18 @@ def on_patch(page: Page, view: View, row: int, column: int) -> tuple[float, floa
 def settled(page: Page) -> None:
     """Wait until what changed is drawn."""
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def wait_until(page: Page, condition: str, seconds: float = 30) -> None:
+    """Wait until a JavaScript expression is true.
+
+    `Page.wait_for_function` looks again from inside the page, where its policy forbids `eval`:
+    it works only if the first look finds the condition true.
+    """
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"not true after {seconds} s: {condition}"
+        page.wait_for_timeout(20)
 
 
 def state(page: Page, name: str) -> Any:

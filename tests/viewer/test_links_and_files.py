@@ -12,7 +12,7 @@ from torch import nn
 
 import visattn
 from tests.viewer.conftest import Opened
-from tests.viewer.driving import on_patch, row_shown, settled, state
+from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
 from visattn.cli.commands import _run
 from visattn.errors import OptionError
 from visattn.studies import Study, View, load_study
@@ -199,7 +199,7 @@ def test_a_link_restores_what_was_initial(study: Study, opened: Opened) -> None:
     page.evaluate("viewer.page.state.set({ record: 0, head: 1, tab: 'keys', opacity: 0.2, hidden: new Set(['0.0.0']) })")
     settled(page)
     page.evaluate("(link) => { location.hash = link; }", link)
-    page.wait_for_function("(link) => viewer.page.state.link === link", arg=link)
+    wait_until(page, f"viewer.page.state.link === {json.dumps(link)}")
 
 
 def test_a_view_without_anything_to_show_says_so(study: Study, opened: Opened) -> None:

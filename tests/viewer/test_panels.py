@@ -11,7 +11,7 @@ from torch import nn
 
 import visattn
 from tests.viewer.conftest import Opened
-from tests.viewer.driving import on_patch, row_shown, settled, state
+from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
 from visattn.studies import Study, View
 
 PHOTO = "photo:chelsea"
@@ -49,7 +49,7 @@ def test_all_heads_of_twelve_layers_and_messages_are_in_the_window(dinov2: nn.Mo
     assert seen is not None
     assert seen["y"] + bottom <= 900
     page.get_by_role("button", name="Copy link").click()
-    page.wait_for_function("document.querySelector('.said').textContent !== ''")
+    wait_until(page, "document.querySelector('.said').textContent !== ''")
     said = page.locator(".said").bounding_box()
     assert said is not None
     assert said["y"] + said["height"] <= 900

@@ -12,7 +12,7 @@ import visattn
 from tests.captioning.test_captioner import photos
 from tests.captioning.test_folder import tiny
 from tests.viewer.conftest import Opened
-from tests.viewer.driving import on_patch, row_shown, settled, state
+from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
 from visattn.operators import MatrixOperator
 from visattn.studies import Study, caption_study
 
@@ -68,7 +68,7 @@ def test_the_patch_on_which_the_pointer_rested_stays_the_query(study: Study, ope
     swept(page, on_patch(page, view, 2, 2), on_patch(page, view, 2, 12))
     assert state(page, "query") == first, "it rested nowhere"
     page.mouse.move(*on_patch(page, view, 3, 9))
-    page.wait_for_function("viewer.image.rested")
+    wait_until(page, "viewer.image.rested")
     swept(page, on_patch(page, view, 3, 13))
     own = view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0].mean(0)
     assert torch.allclose(row_shown(page), own, atol=0.002)

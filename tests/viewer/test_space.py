@@ -16,7 +16,7 @@ from playwright.sync_api import Page
 from tests import tiny, zoo
 from tests.pipeline.test_prompts import saved as clip
 from tests.viewer.conftest import Opened
-from tests.viewer.driving import settled
+from tests.viewer.driving import settled, wait_until
 from tests.viewer.test_bundle import AXE, install, npm
 from visattn import embedding
 from visattn.errors import OptionError
@@ -313,7 +313,7 @@ def test_images_lie_by_their_codes(space: embedding.Space, saved: Callable[[int]
     known = embedding.lay_out_images(space)
     apart = torch.pdist(shown) / torch.pdist(known)
     assert torch.allclose(apart, apart[0].expand_as(apart), rtol=1e-3)
-    page.wait_for_function("app.space.pictures[0].every((picture) => picture.complete)")
+    wait_until(page, "app.space.pictures[0].every((picture) => picture.complete)")
     thumb, side = page.evaluate("[app.panels.images.thumb, app.panels.images.side]")
     x, y = (thumb / 2 + part * (side - thumb) for part in (float(shown[2, 0]), 1 - float(shown[2, 1])))
     page.locator("#panel-images canvas").click(position={"x": x, "y": y})
