@@ -234,3 +234,39 @@ def test_gates_and_learned_mixings_are_not_listed(name: str, softmax_first: bool
             model(image(0, batch))
         assert not recording.unseen
         assert "" in {record.layer for record in recording}
+
+
+class Summing(nn.Module):
+    """Tokens that are multiplied by a matrix between channels, and added to themselves."""
+
+    def __init__(self, matrix: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embed, self.q, self.k, self.v = nn.Conv2d(3, D, 4, 4), *(nn.Linear(D, D) for _ in range(3))
+        self.matrix, self.behind = [matrix], nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.embed(x).flatten(2).mT
+        t = self.behind(t + self.q(t).relu() @ self.matrix[0](self.k(t).relu(), self.v(t)))
+        return t.mean(1)  # type: ignore[no-any-return]
+
+
+SUMS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "linear attention": (lambda k, v: k.mT @ v, True),
+    "scaled": (lambda k, v: (k.mT @ v) * 0.1, True),
+    "softmax over channels": (lambda k, v: (k.mT @ v).softmax(-1), True),
+    "of other tokens": (lambda k, v: k.flip(1).mT @ v, False),
+    "times one token": (lambda k, v: (k.mT @ v) * v[:, 5, None], False),
+    "of one token": (lambda k, v: k[:, 5:6].mT @ v[:, 5:6], False),
+}
+
+
+@pytest.mark.parametrize("name", list(SUMS))
+def test_tokens_behind_linear_attention_stay_where_their_queries_are(name: str) -> None:
+    matrix, placed = SUMS[name]
+    model = Summing(matrix).eval()
+    with visattn.capture(model, features=["behind"]) as recording:
+        model(image())
+    (feature,) = recording.features
+    assert (feature.layout is not None) is placed

@@ -135,7 +135,7 @@ class Follower:
                 reason = self.call or reason
             is_softmax = work.name in SOFTMAXES
             summed = is_sum(error) or (not is_softmax and arguments.summed)
-            of_channels = arguments.of_channels or (is_softmax and arguments.summed)
+            of_channels = arguments.of_channels or is_sum(error)
             return [_lost(facts, work, reason)._replace(summed=summed, of_channels=of_channels) for facts in work.outs]
 
 
@@ -150,7 +150,7 @@ class _Arguments(NamedTuple):
         drift: Largest drift of an argument.
         located: Whether some argument has places, or members of sets.
         summed: Whether some argument is a sum of products of tokens.
-        of_channels: Whether those that are lost are attention weights between channels.
+        of_channels: Whether those that are lost are matrices between channels, and all others come from parameters.
         weighted: Whether cells of some argument were weighted one by one.
     """
 
@@ -183,7 +183,7 @@ class _Arguments(NamedTuple):
             drift=widest(*(argument.drift for argument in places)),
             located=any(argument.located for argument in places),
             summed=any(argument.summed for argument in places),
-            of_channels=bool(lost) and all(argument.of_channels for argument in lost),
+            of_channels=bool(lost) and all(argument.of_channels or argument.kind == "learned" for argument in places),
             weighted=any(argument.weighted for argument in places),
         )
 
@@ -207,7 +207,8 @@ class _Arguments(NamedTuple):
             name = self.cause if self.kind == "foreign" else places.name or self.cause
             places = places._replace(kind=self.kind, name=name, copies=None, positions=self.positions)
         elif places.kind != "placed" or bool((compact(places.codes) < -1).all()):  # constants that were chosen by image tokens
-            places = _lost(facts, work, places.name or work.name)._replace(summed=places.summed)
+            lost = _lost(facts, work, places.name or work.name)
+            places = lost._replace(summed=places.summed, of_channels=places.of_channels)
         return places._replace(
             behind=later(places.behind, self.behind),
             drift=widest(places.drift, self.drift),

@@ -44,7 +44,7 @@ class Places(NamedTuple):
         drift: How far the values may lie from there, because they were read at points that the model computes.
         others: Position codes of the other axis, if the tensor is a product with members of a set: those of its queries or keys.
         asked: Whether the tensor was multiplied by learned queries.
-        of_channels: Whether it holds attention weights between channels, which are lost: a softmax of products that were summed so.
+        of_channels: Whether it is a matrix between channels, which is lost: products of the same tokens, summed over all of them.
         weighted: Whether cells were multiplied one by one by numbers that do not come from the image, such as a mask.
         leaning: Whether cells were merged with such weights, so that the merged cell may hold one of them alone.
         positions: For a foreign tensor that comes from whole numbers and booleans only, such as masks and sizes: `given`, or

@@ -220,7 +220,7 @@ def _of_two(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -> 
         if codes is not None:
             return right._replace(codes=codes.mT, behind=behind, copies=copies_behind(right.copies, [-2], shape), others=None)
     if sums_left_tokens and sums_right_tokens:
-        raise _Summed(work.name)
+        raise _Summed(work.name) if _sums_same_tokens(left, right) else Unproven(work.name)
     if sums_left_tokens or sums_right_tokens:
         raise Unproven(work.name)
     row_codes, column_codes = left.codes[..., :1].expand(shape), right.codes[..., :1, :].expand(shape)
@@ -237,6 +237,14 @@ def _of_two(work: Work, left: Places, right: Places, shape: tuple[int, ...]) -> 
     if equal(row_codes, column_codes):  # both have the same locations: these are no scores, but tokens
         return rows
     return rows._replace(columns=column_codes, one_stream=left.stream == right.stream)
+
+
+def _sums_same_tokens(left: Places, right: Places) -> bool:
+    """Check that a product `(..., i, k) @ (..., k, j)` sums over the same tokens of both operands, each of which has whole tokens."""
+    if not same_along(left.codes, -2) or not same_along(right.codes, -1):
+        return False
+    of_left, of_right = torch.broadcast_tensors(left.codes[..., 0, :], right.codes[..., 0])  # type: ignore[no-untyped-call]
+    return equal(of_left, of_right)
 
 
 class _Summed(Unproven):
