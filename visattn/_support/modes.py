@@ -1,10 +1,13 @@
-"""Context managers: evaluation mode, and random numbers that a dry run must not use up."""
+"""Modes of PyTorch and of models while visattn computes, and random numbers that a dry run must not use up."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +15,77 @@ from torch import nn
 
 from visattn._support.checks import first_line
 from visattn.errors import ModelError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_DEVICES = "cpu", "cuda", "mps", "xpu"
+
+
+class _Autocast(NamedTuple):
+    """Autocast that the caller has turned on for a kind of device."""
+
+    device: str
+    dtype: torch.dtype
+
+    def switched(self, *, on: bool) -> torch.autocast:
+        return torch.autocast(self.device, dtype=self.dtype, enabled=on, cache_enabled=on and torch.is_autocast_cache_enabled())
+
+
+_callers: ContextVar[tuple[_Autocast, ...]] = ContextVar("autocast of the caller", default=())
+
+
+def callers_autocast(device: str) -> torch.dtype | None:
+    """Return the type to which the caller lets a kind of device cast, such as bfloat16; None if autocast is off there."""
+    return next((one.dtype for one in (*_autocast(), *_callers.get()) if one.device == device), None)
+
+
+def _autocast() -> tuple[_Autocast, ...]:
+    return tuple(_Autocast(device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device))
+
+
+@contextmanager
+def own_modes() -> Iterator[None]:
+    """Compute in full precision and on tensors that autograd can use, whatever the modes of the caller.
+
+    Inference mode and autocast are off inside the block. The model's own computation goes into `callers_modes`.
+
+    Yields:
+        Nothing.
+    """
+    active = _autocast()
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        if active:
+            stack.callback(_callers.reset, _callers.set(active))
+        for one in active:
+            stack.enter_context(one.switched(on=False))
+        yield
+
+
+@contextmanager
+def callers_modes() -> Iterator[None]:
+    """Run a model under the caller's autocast, inside of `own_modes`.
+
+    Yields:
+        Nothing.
+    """
+    with ExitStack() as stack:
+        for one in _callers.get():
+            stack.enter_context(one.switched(on=True))
+        yield
+
+
+def in_own_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function to run in `own_modes`."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with own_modes():
+            return function(*args, **kwargs)
+
+    return run
 
 
 @contextmanager
@@ -63,7 +137,8 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
         ModelError: If the model cannot be put into evaluation mode, for example because it contains itself.
     """
     modes = {module: module.training for module in model.modules()}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if frozen else []
+    # those of inference mode are in no graph, and cannot be frozen outside of it
+    trained = [each for each in model.parameters() if each.requires_grad and not each.is_inference()] if frozen else []
     try:
         if any(modes.values()):
             _evaluate(model)

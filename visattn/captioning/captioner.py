@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from visattn._support.files import exists, is_file
 from visattn._support.language import option
-from visattn._support.modes import evaluating
+from visattn._support.modes import evaluating, in_own_modes
 from visattn._support.reprs import brief
 from visattn.captioning.beam_search import search
 from visattn.captioning.encoders import receptive_field
@@ -139,6 +139,7 @@ class Captioner:
         blank = torch.zeros(1, self.blueprint.channels, *self.blueprint.size, device=next(self.model.parameters()).device)
         return self._encode(blank)[0].grid
 
+    @in_own_modes
     def generate(
         self,
         photos: Sequence[Image.Image],
@@ -187,6 +188,7 @@ class Captioner:
         decoded = self._decode(encoded, words, sampling, locations)
         return self._captions(prepared, layout, decoded, [self.vocabulary.decode(one) for one in words], words, parameters)
 
+    @in_own_modes
     def score(self, photos: Sequence[Image.Image], captions: Sequence[str], *, sampling: str | None = None) -> list[Caption]:
         """Score given captions with teacher forcing: compute their log-likelihood and attention maps.
 
@@ -290,6 +292,7 @@ class Captioner:
         return captions
 
 
+@in_own_modes
 def load_captioner(folder: str | Path) -> Captioner:
     """Load a captioner from a folder written by `visattn train caption`.
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable
-from visattn._support.modes import evaluating
+from visattn._support.modes import evaluating, in_own_modes
 from visattn._support.reprs import brief
 from visattn.drawing.filmstrips import filmstrip
 from visattn.drawing.pictures import Picture
@@ -65,6 +65,7 @@ class GeneratedText:
         )
 
 
+@in_own_modes
 def generate_text(
     model: nn.Module,
     image: Any,  # noqa: ANN401 - a source of `load_image`, a picture or an array

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError, ShapeError
 
 
@@ -53,6 +54,7 @@ class Moments:
         self.count = total
 
 
+@in_own_modes
 def joint_axes(queries: Moments, keys: Moments, factors: Tensor, count: int = 2) -> tuple[Tensor, Tensor]:
     """Return the principal axes of each head's queries and keys in their joint space.
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import ShapeError
 
 CLOSE = 0.005  # share of the pairs that count as close, as the authors choose it
@@ -35,6 +36,7 @@ def distances(queries: Tensor, keys: Tensor) -> Tensor:
     return torch.cdist(queries, keys, compute_mode="donot_use_mm_for_euclid_dist")  # exact for close pairs
 
 
+@in_own_modes
 def row_pearson(queries: Tensor, keys: Tensor, of_images: tuple[Tensor, Tensor] | None = None) -> float:
     """Correlate dot products with distances in each query's row, and average over queries, as AttentionViz reports it.
 
@@ -56,6 +58,7 @@ def row_pearson(queries: Tensor, keys: Tensor, of_images: tuple[Tensor, Tensor] 
     return _mean_of_rows(queries, keys, of_images, ranked=False)
 
 
+@in_own_modes
 def row_spearman(queries: Tensor, keys: Tensor, of_images: tuple[Tensor, Tensor] | None = None) -> float:
     """Correlate the ranks of dot products and distances in each query's row, and average over queries; see `row_pearson`.
 
@@ -99,6 +102,7 @@ def pairs_of(queries: Tensor, keys: Tensor, seed: int = 0) -> Pairs:
     return Pairs(distances(some, seen).flatten(), (some @ seen.T).flatten())
 
 
+@in_own_modes
 def weighted_correlation(queries: Tensor, keys: Tensor, *, seed: int = 0) -> float:
     """Correlate dot products with distances over all close pairs, with weights that fall with the distance.
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from visattn._support.checks import as_list, one_each
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -42,6 +43,7 @@ POINTS = 1_000
 
 @spelled(PreprocessingOptions)
 @typed(but=("weights",))
+@in_own_modes
 def gather(
     model: nn.Module | str,
     images: Sequence[Any],

@@ -8,6 +8,7 @@ from typing import NamedTuple, get_args
 from torch import Tensor
 
 from visattn._support.checks import one_of
+from visattn._support.modes import in_own_modes
 from visattn._support.types import Criterion
 from visattn.embedding.correlations import pairs_of, states
 from visattn.errors import OptionError
@@ -39,6 +40,7 @@ class Joint(NamedTuple):
     shift: Tensor
 
 
+@in_own_modes
 def joined(queries: Tensor, keys: Tensor, factor: float | None = None) -> Joint:
     """Put the queries and keys of a head into one space.
 
@@ -70,6 +72,7 @@ def joined(queries: Tensor, keys: Tensor, factor: float | None = None) -> Joint:
     return Joint(scaled, divided + shift, chosen, shift)
 
 
+@in_own_modes
 def factor_of(queries: Tensor, keys: Tensor, criterion: Criterion = "norms") -> float:
     """Choose the scale of a head's queries.
 

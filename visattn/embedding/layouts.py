@@ -12,6 +12,7 @@ from torch import Tensor
 
 from visattn._support.checks import one_of
 from visattn._support.extras import need
+from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.typed import typed
 from visattn._support.types import Criterion, Layout
@@ -35,6 +36,7 @@ _LIBRARIES = {"tsne": ("sklearn", "embed", "t-SNE"), "umap": ("umap", "umap", "U
 
 
 @typed()
+@in_own_modes
 def lay_out(
     space: Space,
     method: Layout = "pca",
@@ -90,6 +92,7 @@ def lay_out(
 
 
 @typed()
+@in_own_modes
 def lay_out_images(space: Space, method: Layout = "pca", *, seed: int = 0) -> Tensor:
     """Lay out the images by their codes.
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn._support.tables import Row
 from visattn._support.typed import typed
 from visattn._support.types import Criterion
@@ -23,6 +24,7 @@ _POOLED = 2_000  # queries and keys of all images that are compared
 
 
 @typed()
+@in_own_modes
 def head_numbers(
     space: Space, criterion: Criterion = "norms", *, heads: Sequence[int] | None = None, images: int = IMAGES, seed: int = 0
 ) -> list[Row]:

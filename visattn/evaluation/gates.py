@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
 from visattn._support.types import Role
 from visattn.methods.gate_maps import CLOSED, GATES, OPEN
@@ -43,6 +44,7 @@ class GateStatistics:
         }
 
 
+@in_own_modes
 def gate_statistics(recording: Recording) -> list[GateStatistics]:
     """Return statistics of every gate in a recording, in call order.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
 from visattn.errors import OptionError
 from visattn.methods.selection import one_forward
@@ -81,6 +82,7 @@ class HeadStatistics:
         }
 
 
+@in_own_modes
 def statistics(recording: Recording, *, dtype: torch.dtype = torch.float32) -> list[HeadStatistics]:
     """Compute statistics of every head in a recording, tile by tile, without building attention matrices.
 
@@ -102,6 +104,7 @@ def statistics(recording: Recording, *, dtype: torch.dtype = torch.float32) -> l
     return [_of(record, dtype) for record in one_forward(recording)]
 
 
+@in_own_modes
 def head_divergence(recording: Recording, *, layer: int | str = -1, call: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Compute the Jensen-Shannon divergence between the heads of one call, averaged over queries.
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.methods.selection import graded, one_forward
 from visattn.records import Recording
 
 
+@in_own_modes
 def head_importance(recording: Recording, *, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Compute the importance `|sum_ij A_ij dA_ij|` of each head.
 

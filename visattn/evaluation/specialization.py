@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import as_list, one_each, one_of
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
@@ -100,6 +101,7 @@ class HeadScores:
 
 @spelled(PreprocessingOptions)
 @typed(but=("weights",))
+@in_own_modes
 def find_heads(
     model: nn.Module | str,
     images: Sequence[Any],

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
+from visattn._support.modes import in_own_modes
 from visattn._support.spellings import spelled
 from visattn._support.tables import Row
 from visattn.errors import OptionError, UnsupportedModel
@@ -201,6 +202,7 @@ class Survey:
         return {name: layer for name, layer in self._layers.items() if len(layer.heads) == len(self.photos)}
 
 
+@in_own_modes
 def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoNumbers:
     """Compute the statistics of a photo.
 

@@ -15,6 +15,7 @@ from torch import nn
 from visattn import families
 from visattn._support.checks import first_line, printable, shown
 from visattn._support.files import is_file
+from visattn._support.modes import in_own_modes
 from visattn._support.own_code import is_function
 from visattn._support.spellings import spelled, value_of
 from visattn._support.typed import typed
@@ -28,6 +29,7 @@ from visattn.loading.weights import FACTS
 
 @spelled()
 @typed(but=("weights",))
+@in_own_modes
 def load_model(
     name: str,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from visattn._support.language import worded
+from visattn._support.modes import in_own_modes
 from visattn._support.types import Role
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
@@ -22,6 +23,7 @@ NO_GATES = (
 CLOSED, OPEN = 0.05, 0.95  # a gate beyond these counts as saturated
 
 
+@in_own_modes
 def gates(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     """Return the gate of a spatial attention module: the factor that multiplies the features at each location.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.geometry import Box
 from visattn.maps import AttentionMap, MapFacts
@@ -19,6 +20,7 @@ NO_GLIMPSES = (
 )
 
 
+@in_own_modes
 def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     """Compute where a recurrent attention model looked: the share of its glimpses whose finest patch covers each pixel.
 

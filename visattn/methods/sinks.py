@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.methods.selection import chain
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
@@ -16,6 +17,7 @@ _SAMPLE = 32  # queries of each layer from which candidates are found
 _LIKELY = 4.0  # a candidate scores at least a fourth of the threshold on the sample
 
 
+@in_own_modes
 def attention_received(recording: Recording) -> Tensor:
     """Compute the attention that each token receives, relative to the uniform share: `K * mean_i A[i, j]`, averaged over heads.
 
@@ -31,6 +33,7 @@ def attention_received(recording: Recording) -> Tensor:
     return torch.stack([_score(record) for record in chain(recording)], dim=1)
 
 
+@in_own_modes
 def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tuple[Sink, ...], ...]:
     """Find patches whose `attention_received` exceeds `threshold` in some layer, highest first, for each image.
 
@@ -74,6 +77,7 @@ def sinks_of_scores(
     return tuple(found)
 
 
+@in_own_modes
 def sink_mass(recording: Recording, found: Sequence[Sequence[Sink]], scores: Tensor | None = None) -> Tensor:
     """Compute the share of each layer's attention that other tokens give to sinks, averaged over heads and queries.
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from visattn._support.checks import between
+from visattn._support.modes import in_own_modes
 from visattn._support.notes import note
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -136,6 +137,7 @@ def explain_each(model: nn.Module, images: Iterable[Any], asked: Asked, size: in
         yield from explained(model, prepared, asked.question, seed=asked.seed)
 
 
+@in_own_modes
 def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0) -> list[Explanation]:
     """Explain preprocessed photos, those of one size together.
 
@@ -209,6 +211,7 @@ def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question
         return None
 
 
+@in_own_modes
 def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | None = None, *, seed: int = 0) -> list[Recording]:
     """Record preprocessed photos, those of one size with one pass if it gives each what it gets alone.
 

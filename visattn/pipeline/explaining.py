@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.language import worded
+from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -46,6 +47,7 @@ from visattn.records import Recording
 
 @spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
 @typed(but=("weights", "method"))
+@in_own_modes
 def explain(
     model: nn.Module | str,
     image: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array
@@ -171,6 +173,7 @@ def _check_given(
         raise OptionError(f"{drawing[0]} is an option of the picture: explain(...).overlay({drawing[0]}=...), or .save or .show.")
 
 
+@in_own_modes
 def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *, seed: int = 0) -> Explanation:
     """Explain one preprocessed photo.
 
@@ -242,6 +245,7 @@ def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
     return prepared, with_place(prepared, target)
 
 
+@in_own_modes
 def answer(
     recording: Recording,
     prepared: Prepared,

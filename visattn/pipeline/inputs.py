@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import check_types
@@ -159,6 +160,7 @@ def read(image: Any, how: Preprocessing) -> Any:  # noqa: ANN401
     return image
 
 
+@in_own_modes
 def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) -> Prepared:
     """Preprocess photos for a model; see `prepare_batch`."""
     check_types(prepare, {"model": model})

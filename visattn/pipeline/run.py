@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from visattn import capturing
 from visattn._support.checks import first_line
 from visattn._support.language import option, worded
-from visattn._support.modes import evaluating, seeded
+from visattn._support.modes import callers_modes, evaluating, seeded
 from visattn._support.progress import progress
 from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
@@ -102,11 +102,11 @@ def one_pass(
             with torch.enable_grad():
                 resolved = target.resolve(output)
                 again = lambda x: answer_of(model, x, prepared)  # noqa: E731
-                score = (
-                    layer_scores(model, recording, output, resolved.score, pixels, again)
-                    if each_layer
-                    else _of_each(resolved.score(output), len(pixels))
-                )
+                if each_layer:
+                    with callers_modes():
+                        score = layer_scores(model, recording, output, resolved.score, pixels, again)
+                else:
+                    score = _of_each(resolved.score(output), len(pixels))
             graded = recording.gradients(score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)
@@ -187,7 +187,11 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
         ModelError: If the forward pass fails; the message names the module, the error and the shape of the pixels.
     """
     try:
-        with seeded(prepared.seed), redirect_stdout(sys.stderr):  # stdout is for results, not for a model's own prints
+        with (
+            callers_modes(),
+            seeded(prepared.seed),
+            redirect_stdout(sys.stderr),
+        ):  # stdout is for results, not for a model's own prints
             others = {name: _copies(value, len(pixels)) for name, value in prepared.inputs.items()}
             keyword = prepared.spec_of(model).keyword
             return model(**{keyword: pixels}, **others) if keyword else model(pixels, **others)
@@ -200,9 +204,14 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
             raise
         first = first_line(error)
         where = _where(model, error) or type(model).__name__
-        raise ModelError(
-            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {_remedy(model, prepared)}"
-        ) from error
+        remedy = _OF_INFERENCE if "nference tensor" in first else _remedy(model, prepared)
+        raise ModelError(f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {remedy}") from error
+
+
+_OF_INFERENCE = (
+    "The model holds tensors that were made under torch.inference_mode, through which PyTorch takes no gradient. Copy the model outside "
+    "of it: copy.deepcopy(model)."
+)
 
 
 def _copies(value: Any, count: int) -> Any:  # noqa: ANN401

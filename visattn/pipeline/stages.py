@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from torch import nn
 
 from visattn._support.language import worded
+from visattn._support.modes import in_own_modes
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.drawing.pages import sheet
@@ -33,6 +34,7 @@ def _arguments() -> list[str]:
 
 @spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=_arguments)
 @typed(but=("method",))
+@in_own_modes
 def explain_stages(
     model: nn.Module | str,
     image: Any = None,  # noqa: ANN401
@@ -65,6 +67,7 @@ def explain_stages(
     return by_stages(*asked(model, image, method, **options), layers, seed=options.get("seed", 0))
 
 
+@in_own_modes
 def by_stages(
     model: nn.Module, prepared: Prepared, question: Question, layers: Sequence[str] = (), *, seed: int = 0
 ) -> list[Explanation]:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from visattn._support.modes import in_own_modes
 from visattn._support.typed import typed
 from visattn.data.sources import as_image
 from visattn.errors import OptionError, ShapeError
@@ -26,6 +27,7 @@ _ROUNDING = 0.02  # rounding error of normalized images in half precision
 
 
 @typed()
+@in_own_modes
 def prepare_tensor(
     images: Tensor,
     model: nn.Module,
@@ -72,6 +74,7 @@ def prepare_tensor(
     return Prepared(images.detach().clone(), shown, places, spec=spec)
 
 
+@in_own_modes
 def prepare_inputs(inputs: Mapping[str, Any], photo: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
     """Prepare the inputs of a model for one image, given by name as a processor of transformers returns them.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import printable, shown
+from visattn._support.modes import in_own_modes
 from visattn._support.notes import warn
 from visattn._support.types import Kind
 from visattn.errors import OptionError
@@ -114,6 +115,7 @@ class Recording(Sequence[AttentionRecord]):
             return self.records[0].operator.shape[0]
         return max((len(feature.value) for feature in self.features), default=0)
 
+    @in_own_modes
     def attention(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
         """Return the attention weights of a layer as one tensor, with tokens in the order of the record's layouts.
 
@@ -251,6 +253,7 @@ class Recording(Sequence[AttentionRecord]):
         unseen = [one for one in self.unseen if forward is None or one.forward == number]
         return replace(self, records=records, features=features, unseen=unseen)
 
+    @in_own_modes
     def gradients(self, score: Tensor | Mapping[str, Tensor]) -> Recording:
         """Return the recording with the gradients of a score: `dA` of every record, tile by tile, and of every feature.
 
@@ -290,6 +293,7 @@ class Recording(Sequence[AttentionRecord]):
         ]
         return replace(self, records=records, features=features, readouts=readouts)
 
+    @in_own_modes
     def read_by(self, output: Tensor) -> Recording:
         """Return the recording with what an output is computed from, measured by its gradients; see `Readout`.
 
@@ -303,10 +307,9 @@ class Recording(Sequence[AttentionRecord]):
         Raises:
             OptionError: If gradients were not kept, or the output does not depend on what was recorded.
         """
-        flat = output.flatten(1)
-        probes = [probe.to(flat) for probe in probes_of(*flat.shape)]
+        probes = [probe.to(output).view_as(output) for probe in probes_of(len(output), output[0].numel())]
         readouts = {
-            number: readout.measured(*(_slopes((flat * probe).sum(), [readout])[0] for probe in probes))
+            number: readout.measured(*(_slopes(output, [readout], probe)[0] for probe in probes))
             for number, readout in self.readouts.items()
             if readout.source is not None
         }
@@ -335,15 +338,24 @@ def _check_kept(items: Sequence[AttentionRecord | FeatureRecord | Readout]) -> N
         raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
 
 
-def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord | Readout]) -> list[Any]:
-    """Return the gradient of the score at the source tensor of each item; None for items without one (sampled attention)."""
+def _slopes(
+    score: Tensor, items: Sequence[AttentionRecord | FeatureRecord | Readout], weights: Tensor | None = None
+) -> list[Any]:
+    """Return the gradient of the sum of all scores at the source tensor of each item; None for items without one (sampled attention).
+
+    `weights`, of the shape of the scores, makes it a weighted sum.
+
+    Raises:
+        OptionError: If gradients were not kept, or the score does not depend on what was recorded.
+    """
     _check_kept(items)
     sources = [item.source for item in items if item.source is not None]
     elsewhere = "the score does not depend on the recorded forward pass. Pass a value of the model's own output."
     if not score.requires_grad:
         raise OptionError(elsewhere)
+    start = torch.ones_like(score) if weights is None else weights
     wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # some may be detached from the graph
-    given = iter(torch.autograd.grad(score.sum(), wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    given = iter(torch.autograd.grad(score, wanted, start, retain_graph=True, allow_unused=True) if wanted else ())
     found = [next(given) if source.tensor.requires_grad else None for source in sources]
     if all(gradient is None for gradient in found):
         raise OptionError(elsewhere)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
@@ -40,6 +41,7 @@ Asked = Mapping[str, Question]
 
 @spelled(PreprocessingOptions, TargetOptions)
 @typed(but=("weights", "methods"))
+@in_own_modes
 def study(
     model: nn.Module | str,
     images: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array, or a list of them
@@ -126,6 +128,7 @@ def _question(method: str, parameters: Mapping[str, Any], target: Target) -> Que
     return replace(question, target=target) if takes else question
 
 
+@in_own_modes
 def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int) -> View:
     """Run the model on one photo, and compute its maps."""
     passed = _recorded(model, prepared)

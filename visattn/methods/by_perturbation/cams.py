@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.extras import need
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError, ShapeError
 from visattn.maps import AttentionMap
 from visattn.methods.result import to_map
@@ -23,6 +24,7 @@ from visattn.methods.taps import cam_method, feature_of, over_positions, placed
 from visattn.records import Recording, TokenLayout
 
 
+@in_own_modes
 def scorecam(recording: Recording, *, scored: ScoredImages, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
     """Compute Score-CAM: each channel is weighted by the score of the image masked by that channel.
 
@@ -52,6 +54,7 @@ def scorecam(recording: Recording, *, scored: ScoredImages, layer: int | str = -
     return made.map(values, "Score-CAM")
 
 
+@in_own_modes
 def ablationcam(recording: Recording, *, scored: ScoredImages, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
     """Compute Ablation-CAM: each channel is weighted by the share of the score that is lost without it.
 

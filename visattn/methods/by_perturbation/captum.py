@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from visattn._support.extras import need
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import attribution_method
@@ -26,6 +27,7 @@ _BOUND = 1e-3  # least distance of a sample's leverage from 1
 _MOST_NOISE = 100  # times the range of the values, far beyond any image
 
 
+@in_own_modes
 def integrated_gradients(
     recording: Recording,
     *,
@@ -83,6 +85,7 @@ def integrated_gradients(
     )
 
 
+@in_own_modes
 def smoothgrad(
     recording: Recording, *, scored: ScoredImages, noise: float = 0.15, samples: int = 50, batch_size: int = 16, seed: int = 0
 ) -> AttentionMap:
@@ -135,6 +138,7 @@ def smoothgrad(
     )
 
 
+@in_own_modes
 def occlusion(
     recording: Recording,
     *,
@@ -174,6 +178,7 @@ def occlusion(
     return attributed("captum.occlusion", "occlusion", recording, scored, kernel, parts, baseline=baseline)
 
 
+@in_own_modes
 def kernel_shap(
     recording: Recording,
     *,
@@ -229,6 +234,7 @@ def kernel_shap(
     )
 
 
+@in_own_modes
 def lime(
     recording: Recording,
     *,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from visattn._support.checks import one_of, shown
 from visattn._support.language import option, worded
+from visattn._support.modes import in_own_modes
 from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
@@ -23,6 +24,7 @@ from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Readout, Recording, TokenLayout
 
 
+@in_own_modes
 def attention(
     recording: Recording,
     *,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from visattn._support.checks import between
 from visattn._support.extras import need
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -22,6 +23,7 @@ LIMIT = 800  # tokens; edges grow with their square, and every patch needs one f
 UNIT = 1e-6  # capacities are rounded to multiples of it
 
 
+@in_own_modes
 def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: int = 0, query: Query = "auto") -> AttentionMap:
     """Compute attention flow: the maximum flow between each patch and the query, with attention weights as edge capacities.
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from visattn._support.checks import between, one_of
+from visattn._support.modes import in_own_modes
 from visattn._support.types import DiscardOver
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
@@ -20,6 +21,7 @@ from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, 
 from visattn.records import Recording
 
 
+@in_own_modes
 def attention_gradient(
     recording: Recording,
     *,
@@ -77,6 +79,7 @@ def attention_gradient(
     )
 
 
+@in_own_modes
 def gradient_rollout(
     recording: Recording,
     *,

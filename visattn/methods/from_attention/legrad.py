@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
@@ -12,6 +13,7 @@ from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded
 from visattn.records import Recording
 
 
+@in_own_modes
 def legrad(recording: Recording, *, last_layers: int | None = None, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute LeGrad: where more attention, from any query, would increase the score.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention.attention import chosen_records
@@ -20,6 +21,7 @@ from visattn.operators import Tile
 from visattn.records import AttentionRecord, Recording
 
 
+@in_own_modes
 def norm_attention(
     recording: Recording,
     *,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.language import option, worded
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -16,6 +17,7 @@ from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, 
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
+@in_own_modes
 def relevance(
     recording: Recording, *, start_layer: int = 0, query: Query = "auto", dtype: torch.dtype = torch.float32
 ) -> AttentionMap:

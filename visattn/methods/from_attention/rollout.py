@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visattn._support.checks import between, one_of
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn._support.types import DiscardOver, Fusion, Implementation, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
@@ -26,6 +27,7 @@ from visattn.records import AttentionRecord, Recording
 WeightsBy = Literal["attention", "norm"]
 
 
+@in_own_modes
 def rollout(
     recording: Recording,
     *,

@@ -9,6 +9,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -21,6 +22,7 @@ from visattn.records import AttentionRecord, Recording
 Replay = Callable[[Callable[[Tensor], Tensor]], Recording]
 
 
+@in_own_modes
 def transition_attention(
     recording: Recording,
     *,

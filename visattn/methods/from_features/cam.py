@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.taps import cam_method, tap
@@ -12,6 +13,7 @@ from visattn.records import Recording
 _EVEN = 1e-4  # largest difference of a gradient between positions, as a share of the largest gradient
 
 
+@in_own_modes
 def cam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute CAM: the contribution of each position to the score, for networks with global average pooling and a linear head.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from visattn._support.extras import need
+from visattn._support.modes import in_own_modes
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
 from visattn.methods.result import to_map
@@ -12,6 +13,7 @@ from visattn.methods.taps import feature_of, over_positions, placed, refusal
 from visattn.records import Recording
 
 
+@in_own_modes
 def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     """Compute Eigen-CAM: the first principal component of one layer's features. It needs neither a class nor a gradient.
 

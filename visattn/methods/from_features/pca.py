@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
@@ -12,6 +13,7 @@ from visattn.methods.selection import features_refusal, tokens_of
 from visattn.records import Recording
 
 
+@in_own_modes
 def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> AttentionMap:
     """Compute principal components of the patch features, fitted jointly on all patches of all images in the batch.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visattn._support.checks import one_of
 from visattn._support.language import option
+from visattn._support.modes import in_own_modes
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.method import Method, Need, needs
@@ -22,6 +23,7 @@ from visattn.records import Recording, TokenLayout
 Of = Literal["tokens", "keys", "queries", "values"]
 
 
+@in_own_modes
 def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: int | str = -1, image: int = 0) -> AttentionMap:
     """Compute the cosine similarity between one token and every patch, in its own image and in the others of the batch.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from visattn._support.checks import between
+from visattn._support.modes import in_own_modes
 from visattn.maps import AttentionMap
 from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
@@ -12,6 +13,7 @@ from visattn.records import Recording
 _XGRAD = 1e-7  # as in the authors' code; avoids division by 0 for empty channels
 
 
+@in_own_modes
 def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute Grad-CAM: the positive part of the sum of channels, each weighted by its gradient averaged over positions.
 
@@ -39,6 +41,7 @@ def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype =
     return tapped.map((weights * tapped.features).sum(1).clamp_(min=0), "Grad-CAM", "gradcam")
 
 
+@in_own_modes
 def gradcam_plus_plus(
     recording: Recording, *, layer: int | str = -1, epsilon: float = 1e-6, dtype: torch.dtype = torch.float32
 ) -> AttentionMap:
@@ -75,6 +78,7 @@ def gradcam_plus_plus(
     return tapped.map(values, "Grad-CAM++", "gradcam_plus_plus", epsilon=epsilon)
 
 
+@in_own_modes
 def xgradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute XGrad-CAM: channels weighted by their gradient, averaged over positions in proportion to the activation.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from visattn._support.modes import in_own_modes
 from visattn.maps import AttentionMap
 from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
 
 
+@in_own_modes
 def hirescam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute HiResCAM: the positive part of features times their own gradient, summed over channels.
 
@@ -34,6 +36,7 @@ def hirescam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
     return tapped.map((tapped.gradient * tapped.features).sum(1).clamp_(min=0), "HiResCAM", "hirescam")
 
 
+@in_own_modes
 def layercam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute Layer-CAM: the positive part of features times their own positive gradient, summed over channels.
 

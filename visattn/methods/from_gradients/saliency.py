@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from visattn._support.modes import in_own_modes
 from visattn.maps import AttentionMap
 from visattn.methods.by_perturbation.captum import captum_of
 from visattn.methods.method import attribution_method
@@ -16,6 +17,7 @@ from visattn.methods.segments import Parts
 from visattn.records import Recording
 
 
+@in_own_modes
 def saliency(recording: Recording, *, scored: ScoredImages, signed: bool = False) -> AttentionMap:
     """Compute saliency: the gradient of the score with respect to the pixels, as the largest magnitude over channels.
 
@@ -54,6 +56,7 @@ def saliency(recording: Recording, *, scored: ScoredImages, signed: bool = False
     )
 
 
+@in_own_modes
 def input_x_gradient(
     recording: Recording,
     *,
