@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from visattn._support.checkpointing import without_checkpoints
 from visattn._support.checks import first_line
 from visattn.errors import ModelError
 
@@ -124,7 +125,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
-    """Put a model into evaluation mode temporarily; the mode of each module is restored on exit, also after an error.
+    """Put a model into evaluation mode, and run it without activation checkpointing; the mode of each module is restored on exit.
 
     Args:
         model: The model.
@@ -144,7 +145,8 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
             _evaluate(model)
         for parameter in trained:
             parameter.requires_grad_(False)
-        yield
+        with without_checkpoints(model):
+            yield
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)

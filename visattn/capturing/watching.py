@@ -72,7 +72,7 @@ class Watch:
             raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
         if isinstance(model, torch.jit.ScriptModule):
             raise UnsupportedModel(
-                "a TorchScript model runs outside Python, so its attention cannot be captured. Use the original module."
+                "a TorchScript model runs outside Python, so nothing inside it can be captured. Use the original module."
             )
         self.forward, self.images, self.whole = -1, False, False
         self.modules = ModuleCalls()

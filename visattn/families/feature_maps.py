@@ -7,16 +7,16 @@ differently, some pool with a function, and some register modules in another ord
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
+from visattn._support.module_hooks import After, module_hooks
 
-_seen: WeakKeyDictionary[nn.Module, dict[Any, str | None]] = WeakKeyDictionary()
+_seen: OfStructure[str | None] = OfStructure()
 
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)  # VGG pools to 7 x 7 at any input size
 
@@ -32,11 +32,7 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
     Returns:
         Name of the outermost such module; None if tokens follow, or the model cannot run on the meta device.
     """
-    key = channels, size, tuple((name, type(module)) for name, module in model.named_modules())
-    known = _seen.setdefault(model, {})
-    if key not in known:
-        known[key] = _observed(model, channels, size)
-    return known[key]
+    return _seen.of(model, (channels, size), lambda: _observed(model, channels, size))
 
 
 class _Step(NamedTuple):
@@ -63,13 +59,10 @@ def stages(model: nn.Module, channels: int, size: tuple[int, int]) -> list[str]:
     last = last_feature_map(model, channels, size)
     calls: list[tuple[str, Tensor | None, Tensor]] = []
 
-    def watch(name: str) -> Any:  # noqa: ANN401
-        def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-            if isinstance(output, Tensor) and _is_map(output, size):
-                given = args[0] if args and isinstance(args[0], Tensor) and _is_map(args[0], size) else None
-                calls.append((name, given, output))
-
-        return hook
+    def watch(name: str, _module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if isinstance(output, Tensor) and _is_map(output, size):
+            given = args[0] if args and isinstance(args[0], Tensor) and _is_map(args[0], size) else None
+            calls.append((name, given, output))
 
     if last is None or not _dry_run(model, channels, size, watch):
         return []
@@ -110,7 +103,7 @@ def _within(step: _Step, other: _Step) -> bool:
 
 
 USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels
-_sizes: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
+_sizes: OfStructure[tuple[int, int]] = OfStructure()
 
 
 def first_size(model: nn.Module, channels: int) -> tuple[int, int]:
@@ -120,11 +113,13 @@ def first_size(model: nn.Module, channels: int) -> tuple[int, int]:
         model: Image model; it is not modified.
         channels: Channels of its input.
     """
-    if model not in _sizes:
+
+    def found() -> tuple[int, int]:
         sides = () if any(isinstance(module, nn.RNNBase) for module in model.modules()) else USUAL
         side = next((side for side in sides if takes(model, channels, (side, side))), USUAL[0])
-        _sizes[model] = side, side
-    return _sizes[model]
+        return side, side
+
+    return _sizes.of(model, channels, found)
 
 
 def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
@@ -149,31 +144,25 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
     last: str | None = None
     version = -1  # version of its output, which in-place operations increase
 
-    def watch(name: str) -> Any:  # noqa: ANN401
-        def hook(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-            nonlocal last, version
-            if not isinstance(output, Tensor) or (args and output is args[0] and output._version == version):
-                return  # the module was a no-op
-            if output.ndim == 3 and output.shape[1] > 1:
-                last = None
-            elif output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
-                last, version = name, output._version
-
-        return hook
+    def watch(name: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        nonlocal last, version
+        if not isinstance(output, Tensor) or (args and output is args[0] and output._version == version):
+            return  # the module was a no-op
+        if output.ndim == 3 and output.shape[1] > 1:
+            last = None
+        elif output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
+            last, version = name, output._version
 
     return last if _dry_run(model, channels, size, watch) else None
 
 
-def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Callable[[str], Any]) -> bool:
-    """Run a copy on the `meta` device, with a forward hook from `watch` for the name of each module; False if it cannot run there."""
+def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: After) -> bool:
+    """Run a copy on the `meta` device, and call `watch` after each of its modules; False if it cannot run there."""
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return False  # on the meta device every step of an RNN is unrolled, which takes minutes
     try:
         bare = _without_values(model)
-        for name, module in bare.named_modules():
-            if name:
-                module.register_forward_hook(watch(name))
-        with torch.no_grad(), same_randomness():
+        with torch.no_grad(), same_randomness(), module_hooks(bare, after=watch):
             bare(torch.empty(1, channels, *size, device="meta"))
     except KeyboardInterrupt:
         raise

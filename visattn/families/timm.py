@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import timm.data
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
 from visattn._support.language import worded
+from visattn._support.memory import OfStructure
 from visattn.capturing import ModelDescription, module_names
 from visattn.errors import OptionError
 from visattn.families.feature_maps import last_feature_map, takes
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
-_stems: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_stems: OfStructure[bool] = OfStructure()
 
 
 def owns(model: nn.Module) -> bool:
@@ -101,9 +101,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
 
 def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
     """Check whether a model takes three channels and rearranges them into more before its first convolution, as TResNet does."""
-    if model not in _stems:
-        _stems[model] = takes(model, 3, size)
-    return _stems[model]
+    return _stems.of(model, size, lambda: takes(model, 3, size))
 
 
 def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class

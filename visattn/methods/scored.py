@@ -200,7 +200,8 @@ def attributed(
         ground = image if grounds is None else grounds[i : i + 1]
         with torch.no_grad():
             top, bottom = (0.0, 0.0) if grounds is None else (float(score(image)), float(score(ground)))
-        found = kernel(KernelInput(score, image, ground, part, top - bottom))
+        with _telling_gradients():
+            found = kernel(KernelInput(score, image, ground, part, top - bottom))
         said, warned = ([], []) if grounds is None else _balance(found.values, top, bottom, additive)
         if found.error is not None:
             spread = float(found.values.std())
@@ -225,6 +226,19 @@ def attributed(
         warnings=tuple(warnings),
         package="captum",
     )
+
+
+@contextmanager
+def _telling_gradients() -> Iterator[None]:
+    """Tell in plain words that the score has no gradient."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(text in str(error) for text in ("not have been used in the graph", "does not require grad")):
+            raise
+        raise OptionError(
+            "PyTorch has no gradient of the score with respect to the pixels. Use a method without gradients, such as 'captum.occlusion'."
+        ) from error
 
 
 def _balance(values: Tensor, top: float, bottom: float, additive: bool) -> tuple[list[str], list[str]]:

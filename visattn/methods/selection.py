@@ -70,7 +70,7 @@ def graded(recording: Recording) -> Recording:
 
 def chain_refusal(recording: Recording, *, probability: bool = True) -> str | None:
     """Return why the self-attention of a recording does not compose, or None if it does."""
-    instead = "so layers cannot be multiplied. Use method 'attention'."
+    instead = f"so layers cannot be multiplied.{advice(recording)}"
     if recording.captured != "*":
         return f"only the layers {recording.captured} were captured, so layers cannot be multiplied. Capture without layers=."
     recording = of_the_image(recording)
@@ -83,7 +83,7 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
     if not len(recording):
         return f"there is no self-attention to multiply: {NOTHING}"
     if not records:
-        return "there is no self-attention to multiply. Use method 'attention'."
+        return f"there is no self-attention to multiply.{advice(recording)}"
     for before, after in pairwise(records):
         if before.queries != after.keys:
             names = f"{named(before.layer)} ({_size(before.queries)}) and {named(after.layer)} ({_size(after.keys)})"
@@ -105,7 +105,7 @@ def set_refusal(recording: Recording) -> str | None:
 
     Either attention was not recorded, or a layer attends to another input of the model or across branches.
     """
-    instead = "so layers cannot be combined. Use method 'attention'."
+    instead = f"so layers cannot be combined.{advice(recording)}"
     if recording.unseen:
         unseen = recording.unseen[0]
         return f"{named(unseen.layer)} {unseen.reason}, which was not recorded, {instead}"
@@ -116,6 +116,11 @@ def set_refusal(recording: Recording) -> str | None:
         return f"{sampled}, {instead}"
     apart = next((record for record in recording if record.kind == "cross" and record.queries == record.keys), None)
     return None if apart is None else f"{named(apart.layer)}: {_why_cross(apart)}, {instead}"
+
+
+def advice(recording: Recording) -> str:
+    """Return the advice to draw single layers, where that is possible; else nothing."""
+    return " Use method 'attention'." if spatial_refusal(recording) is None else ""
 
 
 def _sampled(recording: Recording) -> str:

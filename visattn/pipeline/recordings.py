@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
+from visattn._support.module_hooks import module_hooks
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import cam_layer
 from visattn.families.feature_maps import last_feature_map
@@ -95,20 +96,12 @@ def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
     """Return the names of the modules that output feature maps `(B, C, H, W)` with several positions, by a forward pass."""
     found: list[str] = []
 
-    def watched(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
-            if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
-                found.append(name)
+    def watch(name: str, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
+            found.append(name)
 
-        return hook
-
-    handles = [module.register_forward_hook(watched(name)) for name, module in model.named_modules() if name]
-    try:
-        with evaluating(model), torch.no_grad():
-            answer_of(model, prepared.pixels, prepared)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), torch.no_grad(), module_hooks(model, after=watch):
+        answer_of(model, prepared.pixels, prepared)
     return list(dict.fromkeys(found))
 
 

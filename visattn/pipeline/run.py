@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from visattn._support.checks import first_line
 from visattn._support.language import option, worded
 from visattn._support.modes import callers_modes, evaluating, seeded
 from visattn._support.progress import progress
-from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
+from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
 from visattn.pipeline.apart import apart, known_apart
@@ -29,7 +29,7 @@ from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.outputs import tensor_of
 from visattn.pipeline.structure import layer_scores
 from visattn.pipeline.targets import NoClasses, ResolvedTarget, Target
-from visattn.records import Recording
+from visattn.records import NoGradient, Recording
 
 
 class Pass(NamedTuple):
@@ -99,6 +99,7 @@ def one_pass(
         else:
             with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
                 output = answer_of(model, pixels, prepared)
+            _check_called(model, recording, features)
             with torch.enable_grad():
                 resolved = target.resolve(output)
                 again = lambda x: answer_of(model, x, prepared)  # noqa: E731
@@ -107,11 +108,21 @@ def one_pass(
                         score = layer_scores(model, recording, output, resolved.score, pixels, again)
                 else:
                     score = _of_each(resolved.score(output), len(pixels))
-            graded = recording.gradients(score)
+            graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)
     _check_size(spec, pixels)
     return Pass(recording, resolved, Detections.of(output, prepared.inputs), output)
+
+
+def _graded(model: nn.Module, recording: Recording, score: Tensor | Mapping[str, Tensor]) -> Recording:
+    try:
+        return recording.gradients(score)
+    except NoGradient as error:
+        raise OptionError(
+            f"{type(model).__name__}: PyTorch has no gradient of the score with respect to its layers. Use a method "
+            "without gradients, such as 'captum.occlusion'."
+        ) from error
 
 
 def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> Recording:
@@ -302,6 +313,19 @@ def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
             f"{type(model).__name__} has no classification head, so there is no class to explain. "
             "Use method 'attention' or 'rollout' ('eigencam' for a CNN)"
             + worded(", or pass a function of its output as target.", ".")
+        )
+
+
+def _check_called(model: nn.Module, recording: Recording, features: str | Sequence[str]) -> None:
+    """Check that every module that was named has an output in the recording."""
+    seen = {feature.layer for feature in recording.features}
+    named = [] if isinstance(features, str) else [name for name in features if name not in seen]
+    if named:
+        children = dict(model.get_submodule(named[0]).named_children())
+        parts = f"; its parts are {', '.join(f'{named[0]}.{child}' for child in children)}" if children else ""
+        raise OptionError(
+            f"{type(model).__name__}: {named[0]} has no output in this forward pass, which did not call it as a module, or got no tensor "
+            f"from it{parts}. Name another layer."
         )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.memory import OfStructure
 from visattn._support.modes import evaluating
+from visattn._support.module_hooks import module_hooks
 from visattn.capturing.hooks import with_first
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import head
@@ -19,7 +20,7 @@ from visattn.pipeline.captures import capture
 from visattn.records import Recording
 
 _CLOSE = 1e-4  # absolute and relative tolerance of outputs that are computed twice
-_inputs: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], str | None]] = WeakKeyDictionary()
+_inputs: OfStructure[str | None] = OfStructure()
 
 
 def before_last_attention(model: nn.Module, run: Callable[[], Any], shape: tuple[int, ...]) -> str | None:
@@ -32,48 +33,34 @@ def before_last_attention(model: nn.Module, run: Callable[[], Any], shape: tuple
         run: Function that runs it once.
         shape: Shape of the pixels; the answer is kept for each.
     """
-    known = _inputs.setdefault(model, {})
-    if shape not in known:
-        known[shape] = _before_last_attention(model, run)
-    return known[shape]
+    return _inputs.of(model, shape, lambda: _before_last_attention(model, run))
 
 
 def _before_last_attention(model: nn.Module, run: Callable[[], Any]) -> str | None:
     made: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # the module that first returned a tensor, by id of the tensor
     source: dict[str, str] = {}  # the module that made a module's input
 
-    def begun(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-            seen = None if first is None else made.get(id(first))
-            if seen is not None and seen[0]() is first:
-                source[name] = seen[1]
+    def begun(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        seen = None if first is None else made.get(id(first))
+        if seen is not None and seen[0]() is first:
+            source[name] = seen[1]
 
-        return hook
+    def ended(name: str, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(first, Tensor) and ((seen := made.get(id(first))) is None or seen[0]() is not first):
+            made[id(first)] = weakref.ref(first), name
 
-    def ended(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
-            first = output[0] if isinstance(output, (tuple, list)) and output else output
-            if isinstance(first, Tensor) and ((seen := made.get(id(first))) is None or seen[0]() is not first):
-                made[id(first)] = weakref.ref(first), name
-
-        return hook
-
-    handles = []
-    for name, module in model.named_modules():
-        if name:
-            handles += [
-                module.register_forward_pre_hook(begun(name), with_kwargs=True),
-                module.register_forward_hook(ended(name)),
-            ]
     try:
-        with evaluating(model), torch.no_grad(), capture(model, features="none") as recording:
+        with (
+            evaluating(model),
+            torch.no_grad(),
+            module_hooks(model, before=begun, after=ended),
+            capture(model, features="none") as recording,
+        ):
             run()
     except NoAttentionCaptured:
         return None
-    finally:
-        for handle in handles:
-            handle.remove()
     last = next((record for record in reversed(list(recording)) if record.kind == "self" and record.keys.grid), None)
     owner = last.layer if last is not None else ""
     while owner and owner not in source:

@@ -6,12 +6,13 @@
 from visattn.records.entries import AttentionRecord, FeatureRecord, Source, UnseenAttention
 from visattn.records.layouts import TokenLayout
 from visattn.records.readouts import PROBES, Readout, probes_of, shares_of
-from visattn.records.recording import Recording
+from visattn.records.recording import NoGradient, Recording
 
 __all__ = [
     "PROBES",
     "AttentionRecord",
     "FeatureRecord",
+    "NoGradient",
     "Readout",
     "Recording",
     "Source",

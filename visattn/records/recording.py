@@ -338,6 +338,16 @@ def _check_kept(items: Sequence[AttentionRecord | FeatureRecord | Readout]) -> N
         raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
 
 
+class NoGradient(OptionError):
+    """PyTorch has no gradient of a score with respect to what was recorded."""
+
+
+_NO_GRADIENT = (
+    "PyTorch has no gradient of the score with respect to what was recorded. Pass a number that the model computed in this forward pass, "
+    "by operations that have a gradient."
+)
+
+
 def _slopes(
     score: Tensor, items: Sequence[AttentionRecord | FeatureRecord | Readout], weights: Tensor | None = None
 ) -> list[Any]:
@@ -346,19 +356,19 @@ def _slopes(
     `weights`, of the shape of the scores, makes it a weighted sum.
 
     Raises:
-        OptionError: If gradients were not kept, or the score does not depend on what was recorded.
+        OptionError: If gradients were not kept.
+        NoGradient: If the score does not depend on what was recorded, by operations with gradients.
     """
     _check_kept(items)
     sources = [item.source for item in items if item.source is not None]
-    elsewhere = "the score does not depend on the recorded forward pass. Pass a value of the model's own output."
     if not score.requires_grad:
-        raise OptionError(elsewhere)
+        raise NoGradient(_NO_GRADIENT)
     start = torch.ones_like(score) if weights is None else weights
     wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # some may be detached from the graph
     given = iter(torch.autograd.grad(score, wanted, start, retain_graph=True, allow_unused=True) if wanted else ())
     found = [next(given) if source.tensor.requires_grad else None for source in sources]
     if all(gradient is None for gradient in found):
-        raise OptionError(elsewhere)
+        raise NoGradient(_NO_GRADIENT)
     slopes = iter(
         [
             source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)

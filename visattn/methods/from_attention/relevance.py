@@ -13,7 +13,16 @@ from visattn.methods.from_attention import recursion
 from visattn.methods.method import gradient_method
 from visattn.methods.queries import Query, weights_of
 from visattn.methods.result import to_map
-from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, named, of_the_image, one_forward, set_refusal
+from visattn.methods.selection import (
+    advice,
+    chain,
+    chain_refusal_of_any_rows,
+    graded,
+    named,
+    of_the_image,
+    one_forward,
+    set_refusal,
+)
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
@@ -79,13 +88,15 @@ def _sets_refusal(recording: Recording) -> str | None:
         return reason
     odd = next((record for record in recording if record.kind in ("unplaced", "channel")), None)
     if odd is not None:
-        return f"{named(odd.layer)}: {odd.reason or 'channels attend to channels'}, so layers cannot be combined. Use method 'attention'."
+        return (
+            f"{named(odd.layer)}: {odd.reason or 'channels attend to channels'}, so layers cannot be combined.{advice(recording)}"
+        )
     images = {record.keys for record in recording if record.keys.grid} | {
         record.queries for record in recording if record.queries.grid
     }
     if len(images) != 1:
         sizes = ", ".join(sorted({" x ".join(map(str, layout.grid)) for layout in images})) or "none"
-        return f"attention is over several grids of the image ({sizes}), so layers cannot be combined. Use method 'attention'."
+        return f"attention is over several grids of the image ({sizes}), so layers cannot be combined.{advice(recording)}"
     return None
 
 
