@@ -29,7 +29,7 @@ def without_checkpoints(model: nn.Module) -> Iterator[None]:
     flags = [(module, name) for module in model.modules() for name in _FLAGS if vars(module).get(name) is True]
     with _lock:
         _threads.append(threading.get_ident())
-        CheckpointFunction.apply = _applied  # type: ignore[method-assign]
+        CheckpointFunction.apply = _applied
     for module, name in flags:
         setattr(module, name, False)
     try:

@@ -126,7 +126,7 @@ class Captioner:
         """Wrap a model that was built from the blueprint. To load one from a folder, use `load_captioner`."""
         self.model, self.blueprint, self.provenance = model, blueprint, provenance
         self.vocabulary = Vocabulary(blueprint.words)
-        remember(model, blueprint.encoder)  # so that `prepare` finds its preprocessing
+        remember(model, blueprint.encoder, in_training=True)  # so that `prepare` finds its preprocessing
 
     @property
     def field(self) -> tuple[int, int]:

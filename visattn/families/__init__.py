@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -17,6 +16,7 @@ from visattn._support.checks import first_line
 from visattn.capturing import AttentionCall, ModelDescription
 from visattn.errors import ModelError, OptionError, VisattnError
 from visattn.families import custom, huggingface, timm, torchvision, trained
+from visattn.families.facts import facts_of, state
 from visattn.families.spec import InputSpec, sides
 from visattn.families.wrappers import unwrapped
 from visattn.provenance import Provenance
@@ -47,8 +47,6 @@ FAMILIES: dict[str, ModuleType] = {
 
 Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], ModelDescription])
 _registered: dict[type[nn.Module], Callable[[Any, Provenance], ModelDescription]] = {}
-
-_sources: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 
 
 def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
@@ -128,14 +126,15 @@ def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
 
 def provenance_of(model: nn.Module) -> Provenance:
     """Return the provenance of a model's weights."""
-    if model not in _sources:
-        _sources[model] = Provenance(model=type(model).__name__, weights="given with the model")
-    return _sources[model]
+    facts = facts_of(model)
+    if facts is not None and facts.provenance is not None:
+        return facts.provenance
+    return Provenance(model=type(model).__name__, weights="given with the model")
 
 
 def remember(model: nn.Module, provenance: Provenance) -> None:
     """Record the provenance of a model's weights; it is attached to every map made with the model."""
-    _sources[model] = provenance
+    state(model, provenance=provenance)
 
 
 def _family_of(model: nn.Module) -> ModuleType:

@@ -23,7 +23,7 @@ from visattn.families.spec import STATED, InputSpec
 __all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns", "tokenizer_of"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
-_processors: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+_processors: WeakKeyDictionary[nn.Module, tuple[str, Any]] = WeakKeyDictionary()
 
 
 def owns(model: nn.Module) -> bool:
@@ -34,9 +34,10 @@ def owns(model: nn.Module) -> bool:
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
     """Return the size that the configuration states, with the image processor that was saved beside the weights, if there is one."""
     spec = replace(custom.input_spec(model, asked), keyword=_keyword(model))
-    if model not in _processors:
-        _processors[model] = _saved_processor(model)
-    processor = _processors[model]
+    origin = str(getattr(model.config, "_name_or_path", "") or "")
+    if _processors.get(model, ("", None))[0] != origin:
+        _processors[model] = origin, _saved_processor(origin)
+    processor = _processors.get(model, ("", None))[1]
     if processor is None or asked is not None:
         return spec
     mean, std = (tuple(getattr(processor, f"image_{name}", None) or getattr(spec, name)) for name in ("mean", "std"))
@@ -72,11 +73,8 @@ def tokenizer_of(model: Any, remedy: str) -> Any:  # noqa: ANN401
         raise OptionError(f"{type(model).__name__}: the tokenizer is not beside its weights ({cause}). {remedy}") from error
 
 
-def _saved_processor(model: Any) -> Any:  # noqa: ANN401
-    """Load the image processor from the folder or the cached repository that the model was loaded from; None if there is none."""
-    origin = str(getattr(model.config, "_name_or_path", "") or "")
-    if not origin:
-        return None
+def _saved_processor(origin: str) -> Any:  # noqa: ANN401
+    """Load the image processor from the folder or the cached repository that a model was loaded from; None if there is none."""
     folder = Path(origin)
     if not any(is_file(folder / name) for name in _FILES):
         cached: list[str] = []

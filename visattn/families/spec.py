@@ -33,6 +33,7 @@ class InputSpec:
         sources: Source of each of `size`, `mean` and `std`.
         processor: Function from an RGB image to the model's input, if the model comes with one; used in place of `transform`.
         keyword: Name of the parameter that takes the pixels, if it is not the model's first.
+        why: Why values are assumed, if some are.
     """
 
     size: tuple[int, int]
@@ -47,6 +48,7 @@ class InputSpec:
     sources: Mapping[str, Source] = field(default_factory=lambda: dict.fromkeys(STATED, "model"))
     processor: Callable[..., Any] | None = None
     keyword: str = ""
+    why: str = "the model does not state its preprocessing"
 
     __repr__ = brief
 

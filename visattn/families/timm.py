@@ -13,7 +13,9 @@ from visattn._support.language import worded
 from visattn._support.memory import OfStructure
 from visattn.capturing import ModelDescription, module_names
 from visattn.errors import OptionError
+from visattn.families.facts import CHANGED, UNKNOWN, facts_of, state
 from visattn.families.feature_maps import last_feature_map, takes
+from visattn.families.published import of_timm
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
@@ -82,6 +84,12 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
             + worded(f"Build it for this size: load_model or timm.create_model with img_size={side}.", "Leave --img-size out.")
         )
     config["input_size"] = (3, *size)
+    facts = facts_of(model)
+    if facts is not None and facts.input is not None:
+        published, why = not facts.changed, CHANGED
+    else:
+        published, why = of_timm(model, known).body, UNKNOWN
+    own = known if published else {}
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     if channels not in (1, 3) and _rearranges(model, size):
         channels = 3
@@ -95,8 +103,14 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
         channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
-        sources=sources(known, "given" if asked else "model" if fixed or known.get("input_size") else "assumed", channels),
+        sources=sources(own, "given" if asked else "model" if fixed or own.get("input_size") else "assumed", channels),
+        why=why,
     )
+
+
+def remember(model: nn.Module) -> nn.Module:
+    """State that a model has its published weights, so that the preprocessing and the classes that timm has published are its own."""
+    return state(model, input={"family": "timm"}, classes=_published_classes(model))
 
 
 def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
@@ -149,7 +163,14 @@ def _projection(owner: Any, read: bool) -> Tensor | None:  # noqa: ANN401
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of the classes if the model has an ImageNet head, else None."""
+    """Return the names of the classes of published weights; None if the weights are others, or timm does not know them."""
+    facts = facts_of(model)
+    if facts is not None and facts.input is not None:
+        return None if facts.changed else facts.classes
+    return _published_classes(model) if of_timm(model, getattr(model, "pretrained_cfg", None) or {}).head else None
+
+
+def _published_classes(model: nn.Module) -> tuple[str, ...] | None:
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None

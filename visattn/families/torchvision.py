@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torchvision import models, transforms
@@ -16,13 +15,14 @@ from torchvision.transforms._presets import ImageClassification
 from visattn._support.language import option, worded
 from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
+from visattn.families.facts import CHANGED, UNKNOWN, facts_of, state
 from visattn.families.feature_maps import last_feature_map
+from visattn.families.published import of_torchvision
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
-_IMAGENET = 1000  # number of classes for which the names are known
 _HEADS = ("fc", "classifier", "head", "heads")
-_presets: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # preprocessing of loaded weights
+_PRESET = "crop_size", "resize_size", "mean", "std", "antialias"
 
 
 def owns(model: nn.Module) -> bool:
@@ -30,9 +30,10 @@ def owns(model: nn.Module) -> bool:
     return any(kind.__module__.rpartition(".")[0] == "torchvision.models" for kind in type(model).__mro__)
 
 
-def remember(model: nn.Module, preset: Any) -> None:  # noqa: ANN401 - torchvision's ImageClassification
-    """Store the preprocessing that belongs to the weights of a loaded model."""
-    _presets[model] = preset
+def remember(model: nn.Module, preset: Any, classes: Sequence[str] | None = None) -> None:  # noqa: ANN401 - an ImageClassification
+    """Store the preprocessing that a model was built for, and the classes of published weights; None: the weights are others."""
+    told = {"family": "torchvision", "published": classes is not None, "interpolation": preset.interpolation.value}
+    state(model, input=told | {name: getattr(preset, name) for name in _PRESET}, classes=classes)
 
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
@@ -65,7 +66,12 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     Raises:
         OptionError: If the model takes one size only, and `asked` differs from it.
     """
-    preset = _presets.get(model) or _usual(model)
+    facts = facts_of(model)
+    if facts is not None and facts.input is not None:
+        preset, its_own = _stored(facts.input), facts.input["published"] and not facts.changed
+    else:
+        match = of_torchvision(model, head_of(model)[0])
+        preset, its_own = match.source.transforms() if match.body else _usual(model), match.body
     side = preset.crop_size[0]
     size = asked or (side, side)
     if size != (side, side) and isinstance(model, (VisionTransformer, models.MaxVit)):
@@ -94,10 +100,18 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
             transforms.ToTensor(),
         ),
         sources=sources(
-            vars(preset) if model in _presets else {},
-            "given" if asked else "model" if model in _presets or hasattr(model, "image_size") else "assumed",
+            vars(preset) if its_own else {},
+            "given" if asked else "model" if its_own or hasattr(model, "image_size") else "assumed",
             channels,
         ),
+        why=CHANGED if facts is not None and facts.changed else UNKNOWN,
+    )
+
+
+def _stored(told: Mapping[str, Any]) -> ImageClassification:
+    """Return the preprocessing that lies on a model."""
+    return ImageClassification(
+        **{name: told[name] for name in _PRESET}, interpolation=transforms.InterpolationMode(told["interpolation"])
     )
 
 
@@ -123,10 +137,12 @@ def _classifies(module: nn.Module) -> bool:
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of the classes if the model has an ImageNet head, else None."""
-    if head_of(model)[1] != _IMAGENET:
-        return None
-    return tuple(models.ResNet18_Weights.DEFAULT.meta["categories"])
+    """Return the names of the classes of published weights; None if the weights are others."""
+    facts = facts_of(model)
+    if facts is not None and facts.input is not None:
+        return None if facts.changed else facts.classes
+    match = of_torchvision(model, head_of(model)[0])
+    return tuple(match.source.meta["categories"]) if match.head else None
 
 
 def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401 - attributes differ by class

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, Protocol
 
 import timm.data
 from torch import Tensor, nn
@@ -17,8 +16,9 @@ from visattn._support.language import option
 from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
+from visattn.families.facts import CHANGED, facts_of, family_of, state
 from visattn.families.feature_maps import last_feature_map
-from visattn.families.spec import InputSpec
+from visattn.families.spec import STATED, InputSpec
 from visattn.provenance import Provenance
 
 
@@ -55,18 +55,32 @@ class NetworkFacts(InputFacts, Protocol):
         ...
 
 
-_known: WeakKeyDictionary[nn.Module, NetworkFacts] = WeakKeyDictionary()
+class _Input(NamedTuple):
+    """Preprocessing as it lies on a model."""
+
+    channels: int
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 def owns(model: nn.Module) -> bool:
-    """Check whether the blueprint of the model was stored by `remember`."""
-    return model in _known
+    """Check whether the blueprint of the model, or of the one that it was copied from, was stored by `remember`."""
+    return family_of(model) == "trained"
 
 
-def remember(model: nn.Module, blueprint: NetworkFacts) -> nn.Module:
-    """Store the blueprint of a model for `prepare` and `labels`."""
-    _known[model] = blueprint
-    return model
+def remember(model: nn.Module, blueprint: NetworkFacts, *, in_training: bool = False) -> nn.Module:
+    """Store the blueprint of a model for `prepare` and `labels`; in training it holds for what the weights become too."""
+    told = {"family": "trained", **{name: getattr(blueprint, name) for name in _Input._fields}}
+    return state(model, input=told, classes=blueprint.classes, in_training=in_training)
+
+
+def _stored(model: nn.Module) -> tuple[_Input, bool]:
+    """Return the preprocessing of training, and whether the weights have changed since."""
+    facts = facts_of(model)
+    assert facts is not None  # noqa: S101 - `owns` has found them
+    assert facts.input is not None  # noqa: S101
+    return _Input(**{name: facts.input[name] for name in _Input._fields}), facts.changed
 
 
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
@@ -75,7 +89,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     Raises:
         OptionError: If `asked` differs from the size in training.
     """
-    blueprint = _known[model]
+    blueprint, changed = _stored(model)
     if asked is not None and asked != blueprint.size:
         size, got = (" x ".join(map(str, pair)) for pair in (blueprint.size, asked))
         raise OptionError(f"the model was trained at {size} pixels, got {got}. Leave {option('img_size')} out.")
@@ -89,6 +103,8 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
         classifier=True,
         channels=blueprint.channels,
         transform=evaluation_transform(blueprint).transforms,
+        sources=dict.fromkeys(STATED, "assumed" if changed else "model"),
+        why=CHANGED,
     )
 
 
@@ -105,8 +121,9 @@ def evaluation_transform(blueprint: InputFacts) -> Any:  # noqa: ANN401 - torchv
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the names of the classes."""
-    return _known[model].classes
+    """Return the names of the classes; None if the weights have changed since they were stated."""
+    facts = facts_of(model)
+    return None if facts is None or facts.changed else facts.classes
 
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
@@ -123,7 +140,7 @@ def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 def cam_layer(model: nn.Module) -> str | None:
     """Return the layer chosen by the adapter of the model's own library, else the last feature map before pooling."""
-    blueprint = _known[model]
+    blueprint, _ = _stored(model)
     known: str | None = _library(model).cam_layer(model)
     return known or last_feature_map(model, blueprint.channels, blueprint.size)
 

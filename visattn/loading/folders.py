@@ -116,6 +116,17 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
 
 
+def state_beside(model: nn.Module, file: Path) -> None:
+    """State what the `model.json` beside a file of weights says about them, if it describes this file."""
+    try:
+        told = read_facts(file.parent)
+        blueprint = read_blueprint(told, printable(str(file.parent / FACTS)))
+    except WeightsError:
+        return
+    if digest(file) == told.get("sha256"):
+        remember(model, blueprint)
+
+
 def read_weights(folder: Path, told: dict[str, Any]) -> dict[str, Tensor]:
     """Load the weights of a folder.
 

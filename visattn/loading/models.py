@@ -82,6 +82,8 @@ def load_model(
         library = next((module for prefix, module in _LIBRARIES.items() if name.startswith(prefix)), timm_models)
         model, provenance = library.load(name, weights, seed, sides(img_size))
     model = _moved(model, place)
+    if isinstance(weights, Path) and is_file(weights.parent / FACTS):
+        import_module("visattn.loading.folders").state_beside(model, weights)
     families.remember(model, provenance)
     return model
 

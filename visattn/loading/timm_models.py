@@ -19,6 +19,7 @@ from visattn._support.language import worded
 from visattn._support.notes import note
 from visattn.data.weights import offline
 from visattn.errors import UnsupportedModel, WeightsError
+from visattn.families import timm as family
 from visattn.loading.downloads import Unreachable, weights_file
 from visattn.loading.initial_values import without_initial_values
 from visattn.loading.translation import Translate, channels_in, classes_in, fill, shapes_of
@@ -70,6 +71,8 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
     changed = fill(model, tensors, shown, translate, lenient)
     named = config.architecture if known else name  # a tag names weights, and these are others
     notes = (*known, *notes, *adapted, *changed)
+    if weights == "auto":
+        family.remember(model)
     return model.eval(), Provenance(model=named, weights=source or printable(file.name), weights_sha256=digest(file), notes=notes)
 
 

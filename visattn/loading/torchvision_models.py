@@ -71,7 +71,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
         changed = fill(model, tensors, shown, _translated)
         source = tag if weights == "auto" else printable(file.name)
         provenance = Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes + changed)
-    family.remember(model, preset)
+    family.remember(model, preset, entry.meta["categories"] if weights == "auto" else None)
     return model.eval(), provenance
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-_TRIED: WeakKeyDictionary[nn.Module, tuple[Hashable, dict[Hashable, bool]]] = WeakKeyDictionary()  # weights; sizes
+from visattn._support.memory import OfWeights
+from visattn._support.modes import callers_autocast
+
+_TRIED: OfWeights[bool] = OfWeights()
 
 
 def known_apart(model: nn.Module, pixels: Tensor) -> bool | None:
     """Return what `apart` has found for images of this size; None if it was not tried with these weights."""
-    state, tried = _TRIED.get(model, (None, {}))
-    return tried.get(tuple(pixels.shape[1:])) if state == _state(model) else None
+    return _TRIED.known(model, _about(pixels))
 
 
 def apart(model: nn.Module, pixels: Tensor, output: Any, alone: Callable[[], Any]) -> bool:  # noqa: ANN401 - a model's own
@@ -31,21 +31,18 @@ def apart(model: nn.Module, pixels: Tensor, output: Any, alone: Callable[[], Any
         output: What the model returned for them.
         alone: Function that returns what the model returns for the last of them.
     """
-    known = known_apart(model, pixels)
-    if known is not None:
-        return known
-    every = zip(_tensors(output), _tensors(alone()), strict=False)
-    pairs = [(one.detach()[-1], other.detach()[0]) for one, other in every if len(one) == len(pixels) and len(other) == 1]
-    found = bool(pairs) and all(_alike(one, other) for one, other in pairs)
-    state, (before, tried) = _state(model), _TRIED.get(model, (None, {}))
-    _TRIED[model] = state, {**(tried if before == state else {}), tuple(pixels.shape[1:]): found}
-    return found
+
+    def compared() -> bool:
+        every = zip(_tensors(output), _tensors(alone()), strict=False)
+        pairs = [(one.detach()[-1], other.detach()[0]) for one, other in every if len(one) == len(pixels) and len(other) == 1]
+        return bool(pairs) and all(_alike(one, other) for one, other in pairs)
+
+    return _TRIED.of(model, _about(pixels), compared)
 
 
-def _state(model: nn.Module) -> tuple[Hashable, ...]:
-    """Return what tells that the weights have changed."""
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    return tuple((name, id(tensor), tensor.dtype, 0 if tensor.is_inference() else tensor._version) for name, tensor in tensors)
+def _about(pixels: Tensor) -> Hashable:
+    """Return what the answer depends on besides the weights: the input size, and the type to which the caller casts."""
+    return tuple(pixels.shape[1:]), callers_autocast(pixels.device.type)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:  # noqa: ANN401

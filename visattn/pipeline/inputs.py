@@ -244,7 +244,7 @@ def _assumptions(spec: InputSpec) -> tuple[str, ...]:
         "mean": f"mean {', '.join(f'{value:g}' for value in spec.mean)}",
         "std": f"std {', '.join(f'{value:g}' for value in spec.std)}",
     }
-    return (f"the model does not state its preprocessing; assumed: {'; '.join(values[name] for name in names)}",)
+    return (f"{spec.why}; assumed: {'; '.join(values[name] for name in names)}",)
 
 
 def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tuple[int, int]:

@@ -103,6 +103,7 @@ def one_pass(
             with torch.enable_grad():
                 resolved = target.resolve(output)
                 again = lambda x: answer_of(model, x, prepared)  # noqa: E731
+                score: Tensor | Mapping[str, Tensor]
                 if each_layer:
                     with callers_modes():
                         score = layer_scores(model, recording, output, resolved.score, pixels, again)

@@ -134,7 +134,7 @@ class Classification(Task):
         shown = [(transform(picture.convert(self.mode)), label) for picture, label in self.shown()]
         pixels = torch.stack([pixels for pixels, _ in shown])
         return AttentionLogger(
-            trained.remember(model, self.blueprint),
+            trained.remember(model, self.blueprint, in_training=True),
             prepare_tensor(pixels, model, mean=self.blueprint.mean, std=self.blueprint.std),
             self.config.maps_every,
             to=run / "maps",
