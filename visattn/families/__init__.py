@@ -18,7 +18,7 @@ from visattn.errors import ModelError, OptionError, VisattnError
 from visattn.families import custom, huggingface, timm, torchvision, trained
 from visattn.families.facts import facts_of, state
 from visattn.families.spec import InputSpec, sides
-from visattn.families.wrappers import unwrapped
+from visattn.families.wrappers import receiver, unwrapped
 from visattn.provenance import Provenance
 
 __all__ = [
@@ -79,8 +79,11 @@ def input_spec(model: nn.Module, img_size: int | Sequence[int] | None = None) ->
         ModelError: If the input settings declared by the model are invalid.
     """  # noqa: DOC501 - our own errors are passed on
     try:
-        spec: InputSpec = _family_of(model).input_spec(unwrapped(model), sides(img_size))
-        return spec.checked()
+        bare = unwrapped(model)
+        inner = None if custom.states(bare) else receiver(bare)
+        stating = bare if inner is None else inner
+        spec: InputSpec = _family_of(stating).input_spec(stating, sides(img_size))
+        return spec.checked() if inner is None else replace(spec, classifier=True).checked()
     except VisattnError:
         raise
     except Exception as error:  # attributes of a foreign model may be anything

@@ -11,7 +11,8 @@ from torch import nn
 
 from visattn.capturing import ModelDescription, Placement
 from visattn.errors import LayoutError, OptionError
-from visattn.families.feature_maps import first_size, last_feature_map
+from visattn.families.feature_maps import last_feature_map
+from visattn.families.sizes import first_size
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.geometry import Box
 from visattn.provenance import Provenance
@@ -145,6 +146,11 @@ def declared_size(model: nn.Module) -> tuple[int, int] | None:
             if isinstance(value, Mapping) and {"height", "width"} <= value.keys():
                 return value["height"], value["width"]
     return None
+
+
+def states(model: nn.Module) -> bool:
+    """Check whether a model declares its own preprocessing."""
+    return bool(_stated(model))
 
 
 def _stated(model: nn.Module) -> dict[str, Any]:

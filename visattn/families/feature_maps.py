@@ -1,4 +1,4 @@
-"""Facts about a model from dry runs: the modules that output a CNN's last feature map of each size, and sizes that it accepts.
+"""Facts about a model from dry runs: the modules that output a CNN's last feature map of each size.
 
 A copy of the model runs once on the `meta` device, where nothing is computed. Names would be less reliable: libraries name the module
 differently, some pool with a function, and some register modules in another order than they run.
@@ -102,44 +102,6 @@ def _within(step: _Step, other: _Step) -> bool:
     return same and step.name.startswith(f"{other.name}.")
 
 
-USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels
-_sizes: OfStructure[tuple[int, int]] = OfStructure()
-
-
-def first_size(model: nn.Module, channels: int) -> tuple[int, int]:
-    """Return the first size in `USUAL` at which a model runs; the first of all if it runs at none, or cannot run on the meta device.
-
-    Args:
-        model: Image model; it is not modified.
-        channels: Channels of its input.
-    """
-
-    def found() -> tuple[int, int]:
-        sides = () if any(isinstance(module, nn.RNNBase) for module in model.modules()) else USUAL
-        side = next((side for side in sides if takes(model, channels, (side, side))), USUAL[0])
-        return side, side
-
-    return _sizes.of(model, channels, found)
-
-
-def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
-    """Check by a dry run whether a model accepts images with this number of channels; False if it cannot run on the meta device.
-
-    Args:
-        model: Image model; it is not modified.
-        channels: Channels of the images.
-        size: Height and width of the images.
-    """  # noqa: DOC501 - Ctrl-C is passed on
-    try:
-        with torch.no_grad(), same_randomness():
-            _without_values(model)(torch.empty(1, channels, *size, device="meta"))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # the model may raise anything
-        return False
-    return True
-
-
 def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
     last: str | None = None
     version = -1  # version of its output, which in-place operations increase
@@ -161,7 +123,7 @@ def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Afte
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return False  # on the meta device every step of an RNN is unrolled, which takes minutes
     try:
-        bare = _without_values(model)
+        bare = without_values(model)
         with torch.no_grad(), same_randomness(), module_hooks(bare, after=watch):
             bare(torch.empty(1, channels, *size, device="meta"))
     except KeyboardInterrupt:
@@ -176,7 +138,7 @@ def _spatial(output: Tensor) -> bool:
     return tuple(output.shape[2:]) != (1, 1) and tuple(output.shape[1:3]) != (1, 1)
 
 
-def _without_values(model: nn.Module) -> nn.Module:
+def without_values(model: nn.Module) -> nn.Module:
     """Copy a model to the `meta` device in evaluation mode, without its hooks and without ever copying its values."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):

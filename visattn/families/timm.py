@@ -14,8 +14,9 @@ from visattn._support.memory import OfStructure
 from visattn.capturing import ModelDescription, module_names
 from visattn.errors import OptionError
 from visattn.families.facts import CHANGED, UNKNOWN, facts_of, state
-from visattn.families.feature_maps import last_feature_map, takes
+from visattn.families.feature_maps import last_feature_map
 from visattn.families.published import of_timm
+from visattn.families.sizes import takes
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
@@ -24,7 +25,7 @@ _stems: OfStructure[bool] = OfStructure()
 
 def owns(model: nn.Module) -> bool:
     """Check whether `model` is a timm model, or was built by timm."""
-    built = isinstance(getattr(model, "pretrained_cfg", None), (Mapping, PretrainedCfg))
+    built = isinstance(vars(model).get("pretrained_cfg"), (Mapping, PretrainedCfg))
     return built or any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
 
 

@@ -86,7 +86,7 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
     if number is not None:
         note(f"layer '{layer}' is understood as {number}")
         return number
-    dotted = _dotted(layer, model)
+    dotted = _dotted(layer, model) or _of_wrapper(layer, parts, model)
     if dotted is None and re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)+\s*", layer):
         raise OptionError(f"layer must be one layer, got {printable(layer)}. Explain one at a time.")
     if dotted is None:
@@ -111,6 +111,14 @@ def _dotted(text: str, model: nn.Module) -> str | None:
             return None
         found.append(name)
     return ".".join(found)
+
+
+def _of_wrapper(layer: str, parts: Mapping[str, nn.Module], model: nn.Module) -> str | None:
+    """Return the name without the names of wrappers before it, such as `_orig_mod.layer3` of a compiled model; None if there is none."""
+    first, _, rest = layer.partition(".")
+    if first in dict(model.named_children()) or not rest:
+        return None
+    return rest if rest in parts else _of_wrapper(rest, parts, model)
 
 
 def image_of(image: Any) -> Any:  # noqa: ANN401
