@@ -20,6 +20,7 @@ from visattn._support.modes import evaluating
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families.feature_maps import last_feature_map
 from visattn.loading.blueprints import Blueprint
+from visattn.records import split_call
 
 _MAP = "map"
 _PICTURES = 8
@@ -55,11 +56,12 @@ class FeatureMap(nn.Module):
         name = layer or last_feature_map(model, channels, size)
         if name is None:
             raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN or a timm model, or name a {option('layer')}.")
-        if name not in dict(model.named_modules()):
+        module, call = split_call(name)
+        if module not in dict(model.named_modules()):
             listed = worded("model.named_modules() lists them", "`visattn inspect` lists them")
             raise OptionError(f"{kind}: has no layer '{printable(name)}'; {listed}.")
         try:
-            self.model = create_feature_extractor(model, {name: _MAP})
+            self.model = create_feature_extractor(model, {f"{module}_{call}" if call else module: _MAP})
         except Exception as error:  # torch.fx may raise anything that the model's code raises
             cause = (str(error) or type(error).__name__).splitlines()[0]
             raise UnsupportedModel(

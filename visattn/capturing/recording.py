@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +30,7 @@ from visattn.capturing.watching import Watch
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Readout, Recording, Source, TokenLayout, UnseenAttention
 
+_OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
 Features = str | Sequence[str]  # "last", "all", "none", or globs of module names
 
 
@@ -140,6 +143,7 @@ class _Session:
             self._record(forward, *calls.pop(0))
         for keep_feature in features:
             keep_feature(forward)
+        self._count_calls(forward)
         if self.keeps_last:
             self._keep_last(forward)
         conclusions = forward.conclusions()
@@ -214,6 +218,18 @@ class _Session:
         if described is not None or not self._values:
             return described
         return forward.output_weight(call, attention, arrangement)
+
+    def _count_calls(self, forward: Forward) -> None:
+        """Number the calls of modules that were called several times in this forward pass."""
+        of_pass = Counter(
+            feature.layer for feature in self.recording.features if feature.forward == forward.number and feature.role in _OUTPUTS
+        )
+        seen: Counter[str] = Counter()
+        for number, feature in enumerate(self.recording.features):
+            calls = of_pass[feature.layer]
+            if calls > 1 and feature.forward == forward.number and feature.role in _OUTPUTS:
+                self.recording.features[number] = replace(feature, call=seen[feature.layer], calls=calls)
+                seen[feature.layer] += 1
 
     def _keep_last(self, forward: Forward) -> None:
         """Keep, of the token features of this forward pass, the last that lie on a grid, or the last of all if none do."""

@@ -28,22 +28,25 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     """
     import torch
 
-    from visattn.families import cam_layer, input_spec
+    from visattn.families import input_spec
     from visattn.loading import brings_weights, load_model
     from visattn.methods import METHODS
     from visattn.methods.gate_maps import GATES
     from visattn.pipeline.captures import capture
     from visattn.pipeline.inputs import Prepared
+    from visattn.pipeline.recordings import last_map
     from visattn.pipeline.run import answer_of
+    from visattn.records import split_call
 
     net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
     spec = input_spec(net, img_size)
-    known = cam_layer(net)
+    pixels = torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
+    prepared = Prepared(pixels, (), (), spec=spec)
+    known = last_map(net, prepared)
     with capture(
-        net, features="last" if known is None else [known], gradients=True
+        net, features="last" if known is None else [split_call(known)[0]], gradients=True
     ) as recording:  # with the outputs of the kernels, for the column `error`
-        pixels = torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
-        answer_of(net, pixels, Prepared(pixels, (), (), spec=spec))
+        answer_of(net, pixels, prepared)
     layers = [
         {
             "layer": record.layer,
@@ -71,6 +74,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     facts: dict[str, Any] = {
         "model": model,
         "input": list(spec.size),
+        "assumed": spec.assumed(),
         "any_size": spec.dynamic,
         "patch": list(spec.stride),
         "classifier": spec.classifier,
@@ -82,6 +86,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
         click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
+    size += " (assumed)" if "size" in spec.assumed() else ""
     head = "classifier" if spec.classifier else "no classification head"
     reading = recording.reading
     how = f"read-out: {reading.query or reading.reason or 'could not be traced'}" if len(recording) else "no attention"

@@ -7,6 +7,8 @@ differently, some pool with a function, and some register modules in another ord
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
-from visattn._support.module_hooks import After, module_hooks
+from visattn._support.module_hooks import module_hooks
 
 _seen: OfStructure[str | None] = OfStructure()
 
@@ -36,10 +38,11 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
 
 
 class _Step(NamedTuple):
-    """Call of a module that turned one feature map into another."""
+    """Call of a module that made a feature map, of another if it was given one."""
 
     name: str
-    given: Tensor
+    call: int
+    given: Tensor | None
     made: Tensor
 
 
@@ -57,27 +60,33 @@ def stages(model: nn.Module, channels: int, size: tuple[int, int]) -> list[str]:
         The names; none if tokens follow the feature maps, their channels come last, or the model cannot run on the meta device.
     """
     last = last_feature_map(model, channels, size)
-    calls: list[tuple[str, Tensor | None, Tensor]] = []
+    steps: list[_Step] = []
 
-    def watch(name: str, _module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def watch(name: str, call: int, _module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if isinstance(output, Tensor) and _is_map(output, size):
             given = args[0] if args and isinstance(args[0], Tensor) and _is_map(args[0], size) else None
-            calls.append((name, given, output))
+            steps.append(_Step(name, call, given, output))
 
-    if last is None or not _dry_run(model, channels, size, watch):
+    counts = None if last is None else _dry_run(model, channels, size, watch)
+    if last is None or counts is None:
         return []
-    final = next((_size(made) for name, _, made in reversed(calls) if name == last), None)
+    final = next((_size(step.made) for step in reversed(steps) if _called(step, counts) == last), None)
     if final is None:  # channels last
         return []
-    reducing = [_Step(name, given, made) for name, given, made in calls if given is not None and _smaller(made, given)]
+    reducing = [step for step in steps if step.given is not None and _smaller(step.made, step.given)]
     whole = [step for step in reducing if not any(_within(step, other) for other in reducing)]
     ends: dict[tuple[int, ...], tuple[int, str]] = {}  # by size: when the feature map was last made, and by which module
     for step in whole:
-        makers = [(order, name) for order, (name, _, made) in enumerate(calls) if made is step.given]
+        makers = [(order, maker) for order, maker in enumerate(steps) if maker.made is step.given]
         if makers:
-            order, name = min(makers, key=lambda maker: (maker[1].count("."), -maker[0]))
-            ends[_size(step.given)] = max(ends.get(_size(step.given), (-1, "")), (order, name))
+            order, maker = min(makers, key=lambda found: (found[1].name.count("."), -found[0]))
+            ends[_size(maker.made)] = max(ends.get(_size(maker.made), (-1, "")), (order, _called(maker, counts)))
     return [name for size_of, (_, name) in sorted(ends.items(), reverse=True) if size_of > final] + [last]
+
+
+def _called(step: _Step, counts: Mapping[str, int]) -> str:
+    """Return the name of the module of a step, with the index of its call if it was called several times."""
+    return step.name + (f" #{step.call}" if counts[step.name] > 1 else "")
 
 
 def _size(feature: Tensor) -> tuple[int, ...]:
@@ -98,39 +107,57 @@ def _smaller(made: Tensor, given: Tensor) -> bool:
 
 def _within(step: _Step, other: _Step) -> bool:
     """Check whether a step is a part of another between the same sizes."""
+    if step.given is None or other.given is None:
+        return False
     same = (_size(step.given), _size(step.made)) == (_size(other.given), _size(other.made))
     return same and step.name.startswith(f"{other.name}.")
 
 
 def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
-    last: str | None = None
+    last: _Step | None = None
     version = -1  # version of its output, which in-place operations increase
 
-    def watch(name: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def watch(name: str, call: int, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         nonlocal last, version
         if not isinstance(output, Tensor) or (args and output is args[0] and output._version == version):
             return  # the module was a no-op
         if output.ndim == 3 and output.shape[1] > 1:
             last = None
         elif output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
-            last, version = name, output._version
+            last, version = _Step(name, call, None, output), output._version
 
-    return last if _dry_run(model, channels, size, watch) else None
+    counts = _dry_run(model, channels, size, watch)
+    return None if counts is None or last is None else _called(last, counts)
 
 
-def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: After) -> bool:
-    """Run a copy on the `meta` device, and call `watch` after each of its modules; False if it cannot run there."""
+Watch = Callable[[str, int, nn.Module, tuple[Any, ...], Any], None]  # name of a module, index of its call, and what `After` gets
+
+
+def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watch) -> Mapping[str, int] | None:
+    """Run a copy on the `meta` device, and call `watch` after each of its modules.
+
+    Returns:
+        How often each module returned a tensor; None if the model cannot run there.
+    """  # noqa: DOC501 - Ctrl-C is passed on
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        return False  # on the meta device every step of an RNN is unrolled, which takes minutes
+        return None  # on the meta device every step of an RNN is unrolled, which takes minutes
+    counts: Counter[str] = Counter()
+
+    def after(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ANN401
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(first, Tensor):
+            watch(name, counts[name], module, args, output)
+            counts[name] += 1
+
     try:
         bare = without_values(model)
-        with torch.no_grad(), same_randomness(), module_hooks(bare, after=watch):
+        with torch.no_grad(), same_randomness(), module_hooks(bare, after=after):
             bare(torch.empty(1, channels, *size, device="meta"))
     except KeyboardInterrupt:
         raise
     except BaseException:  # the model may raise anything
-        return False
-    return True
+        return None
+    return counts
 
 
 def _spatial(output: Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, NamedTuple, cast, get_args
 
 import torch
@@ -60,8 +61,8 @@ class ScoredImages:
     __repr__ = brief
 
     @contextmanager
-    def editing(self, layer: str, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace the output of a layer by `edit(output)` inside the `with` block.
+    def editing(self, layer: str, edit: Callable[[Tensor], Tensor], *, call: int = 0, calls: int = 1) -> Iterator[None]:
+        """Replace the output of a layer by `edit(output)` inside the `with` block; of a layer with several calls, that of one call.
 
         Raises:
             OptionError: If the model is not known or has no such layer.
@@ -70,7 +71,11 @@ class ScoredImages:
         if module is None:
             raise OptionError(f"the model that computes the score is not known or has no layer {layer}. Use visattn.explain.")
 
+        numbers = count()
+
         def hook(_module: nn.Module, _args: object, output: object) -> object:
+            if next(numbers) % calls != call:
+                return None
             return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(cast(Tensor, output))
 
         handle = module.register_forward_hook(hook)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from visattn.errors import OptionError
-from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
+from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, split_call
 
 NOTHING = "no layer multiplied a softmax by values. Use method 'gradcam', or 'eigencam' if there is no class."
 
@@ -186,13 +186,14 @@ def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
     """
     found = [feature for feature in one_forward(recording).features if feature.role == "tokens"]
     if isinstance(layer, str):
-        found = [feature for feature in found if feature.layer == layer]
+        name, call = split_call(layer)
+        found = [feature for feature in found if feature.layer == name and call in (None, feature.call)]
     elif -len(found) <= layer < len(found):
         found = [found[layer]]
     else:
         found = []
     if not found:
-        known = ", ".join(feature.layer for feature in recording.features) or "none"
+        known = ", ".join(feature.name for feature in recording.features) or "none"
         raise OptionError(
             f"no token features of layer {layer} were recorded (recorded: {known}). Use capture(model, features='all')."
         )

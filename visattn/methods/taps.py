@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
 from visattn.methods.result import to_map
 from visattn.methods.selection import one_forward
-from visattn.records import FeatureRecord, Recording, TokenLayout
+from visattn.records import FeatureRecord, Recording, TokenLayout, split_call
 
 _ROLES = ("tokens", "activation")
 
@@ -25,7 +25,7 @@ class Tap:
 
     Attributes:
         recording: Recording that holds them.
-        layer: Dotted name of the layer.
+        layer: Dotted name of the layer, with its call if there are several.
         layout: Layout of the layer's tokens, including prefix tokens.
         features: `(B, C, positions)` features.
         gradient: `(B, C, positions)` gradient.
@@ -63,24 +63,30 @@ def tap(recording: Recording, layer: int | str, dtype: torch.dtype) -> Tap:
         )
     layout = placed(feature)
     features, gradient = (over_positions(x, layout).to(dtype) for x in (feature.value, feature.gradient))
-    return Tap(recording, feature.layer, layout, features, gradient)
+    return Tap(recording, feature.name, layout, features, gradient)
 
 
 def feature_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
     """Return the tokens or feature maps of one layer, by dotted name or by index among the recorded layers.
 
+    Of a layer with several calls, those of the last one whose positions on the image are known.
+
     Raises:
         OptionError: If they were not recorded.
     """
     every = [feature for feature in one_forward(recording).features if feature.role in _ROLES]
-    if isinstance(layer, str):
-        found = [feature for feature in every if feature.layer == layer]
-    else:
-        found = [every[layer]] if -len(every) <= layer < len(every) else []
+    at = layer if isinstance(layer, int) and -len(every) <= layer < len(every) else None
+    found = named(every, layer) if isinstance(layer, str) else [] if at is None else [every[at]]
     if not found:
-        known = ", ".join(feature.layer for feature in every) or "none"
+        known = ", ".join(feature.name for feature in every) or "none"
         raise OptionError(f"no features of layer {layer} were recorded (recorded: {known}). Use capture(model, features=[name]).")
-    return found[-1]
+    return next((feature for feature in reversed(found) if feature.layout is not None and feature.layout.grid), found[-1])
+
+
+def named(features: Sequence[FeatureRecord], layer: str) -> list[FeatureRecord]:
+    """Return the features of a layer, such as `relu`, or of one of its calls, such as `relu #0`."""
+    name, call = split_call(layer)
+    return [feature for feature in features if feature.layer == name and call in (None, feature.call)]
 
 
 def placed(feature: FeatureRecord) -> TokenLayout:
@@ -92,10 +98,10 @@ def placed(feature: FeatureRecord) -> TokenLayout:
     layout, shape = feature.layout, tuple(feature.value.shape)
     if layout is None or not layout.grid:
         raise OptionError(
-            f"{feature.layer}: the positions of its values {shape} on the image are not known. Choose another layer."
+            f"{feature.name}: the positions of its values {shape} on the image are not known. Choose another layer."
         )
     if layout.cells < 2:
-        raise OptionError(f"{feature.layer}: its features have only one position, which gives no map. Choose an earlier layer.")
+        raise OptionError(f"{feature.name}: its features have only one position, which gives no map. Choose an earlier layer.")
     return layout
 
 

@@ -16,6 +16,7 @@ from visattn._support.notes import note
 from visattn._support.spellings import value_of
 from visattn._support.types import Fusion
 from visattn.errors import ImageError, OptionError
+from visattn.records import split_call
 
 _IMAGES = ("image", "img", "photo", "path", "file", "pixel_values", "pixels")  # keys under which libraries keep an image
 
@@ -79,6 +80,9 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
         return name
     if not isinstance(layer, str):
         return layer
+    module, call = split_call(layer)
+    if call is not None:
+        return f"{layer_of(module, model)} #{call}"
     number, parts = whole_number(layer), dict(model.named_modules())
     if number is None and (layer == "all" or layer in parts):
         return layer

@@ -38,7 +38,7 @@ from visattn.pipeline.places import with_place
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.prompts import with_prompt
 from visattn.pipeline.question import Question, ask, check_layer, parameter_names
-from visattn.pipeline.recordings import layer_of_cam, recorded, replayed
+from visattn.pipeline.recordings import at_layer, layer_of_cam, recorded, replayed
 from visattn.pipeline.run import scoring, telling_memory
 from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.pipeline.tensors import prepare_inputs, prepare_tensor
@@ -201,7 +201,10 @@ def _explained(model: nn.Module, prepared: Prepared, question: Question) -> Expl
     if method is not None and "score" in method.needs:
         if "seed" in method.parameters:
             question = replace(question, parameters={**question.parameters, "seed": prepared.seed})
-        features = [layer_of_cam(model, prepared, question.parameters)] if "cam layer" in method.needs else "none"
+        features: str | list[str] = "none"
+        if "cam layer" in method.needs:
+            question = at_layer(question, layer_of_cam(model, prepared, question.parameters))
+            features = [str(question.parameters["layer"])]
         with scoring(model, prepared, question.target, features=features) as (recording, scored):
             return answer(recording, prepared, question, given={"scored": scored})
     settled, found = recorded(model, prepared, question)

@@ -41,7 +41,7 @@ def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
         layer = question.parameters.get("layer")
         named = isinstance(layer, str) and layer != "all"
-        known = str(layer) if named else _last_map(model, prepared, search=False)  # attention is likely to do
+        known = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do
         try:
             found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
         except NoClasses:
@@ -49,6 +49,8 @@ def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple
                 raise
         else:
             settled = question.settled(found.recording)
+            if known is not None and layer is None and settled.method is not None and "cam layer" in settled.method.needs:
+                settled = at_layer(settled, known)
             if layer == "all" and settled.method is not None and "cam layer" in settled.method.needs:
                 raise OptionError(
                     "feature maps of all layers are drawn by a method that is named: "
@@ -65,6 +67,11 @@ def replayed(model: nn.Module, prepared: Prepared, question: Question, bar: Any,
     return look(model, prepared, target=question.target, edit=edit, features="none")
 
 
+def at_layer(question: Question, layer: str) -> Question:
+    """Return a question about one layer."""
+    return replace(question, parameters={**question.parameters, "layer": layer})
+
+
 def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any]) -> str:
     """Return the layer for class activation maps: the given one, else the model family's, else that of the last feature map.
 
@@ -74,7 +81,7 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
     layer = parameters.get("layer", -1)
     known = layer if isinstance(layer, str) else None
     if layer == -1:
-        known = _last_map(model, prepared)
+        known = last_map(model, prepared)
     if known is None:
         known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
         raise OptionError(
@@ -83,7 +90,7 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
     return known
 
 
-def _last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
+def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
     """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
     _, channels, height, width = shape = tuple(prepared.pixels.shape)
     known = cam_layer(model) or (None if prepared.inputs else last_feature_map(model, channels, (height, width)))
@@ -109,7 +116,11 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
     layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
     features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
     if "cam layer" in needs:
-        features = [layer_of_cam(model, prepared, question.parameters)] if layer == -1 or isinstance(layer, str) else "all"
+        if layer == -1 or isinstance(layer, str):
+            question = at_layer(question, layer_of_cam(model, prepared, question.parameters))
+            features = [str(question.parameters["layer"])]
+        else:
+            features = "all"
     elif "features" in needs:
         features = "last" if layer == -1 else "all"
     try:
@@ -123,8 +134,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
         )
     except NoAttentionCaptured as nothing:
         if "cam layer" in needs and str(layer) in dict(model.named_modules()):  # the name of a part of an nn.Sequential
-            named = replace(question, parameters={**question.parameters, "layer": str(layer)})
-            return _wanted(model, prepared, named, method)
+            return _wanted(model, prepared, at_layer(question, str(layer)), method)
         if "cam layer" in needs:
             raise OptionError(
                 f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: {option('layer', 'NAME')}."

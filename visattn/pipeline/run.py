@@ -29,7 +29,7 @@ from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.outputs import tensor_of
 from visattn.pipeline.structure import layer_scores
 from visattn.pipeline.targets import NoClasses, ResolvedTarget, Target
-from visattn.records import NoGradient, Recording
+from visattn.records import NoGradient, Recording, split_call
 
 
 class Pass(NamedTuple):
@@ -87,6 +87,7 @@ def one_pass(
         UnsupportedModel: If the model takes another input size.
     """
     spec = prepared.spec_of(model)
+    features = features if isinstance(features, str) else [split_call(name)[0] for name in features]
     pixels = as_the_model(model, prepared.pixels)
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:

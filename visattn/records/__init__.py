@@ -3,7 +3,7 @@
 `capture` fills a `Recording`, which is all that methods read. It holds neither the model nor a picture.
 """
 
-from visattn.records.entries import AttentionRecord, FeatureRecord, Source, UnseenAttention
+from visattn.records.entries import AttentionRecord, FeatureRecord, Source, UnseenAttention, split_call
 from visattn.records.layouts import TokenLayout
 from visattn.records.readouts import PROBES, Readout, probes_of, shares_of
 from visattn.records.recording import NoGradient, Recording
@@ -20,4 +20,5 @@ __all__ = [
     "UnseenAttention",
     "probes_of",
     "shares_of",
+    "split_call",
 ]

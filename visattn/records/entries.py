@@ -140,6 +140,8 @@ class FeatureRecord:
         layout: Layout of the tokens or of the map's cells; for `transform` and `glimpse`, of the map that is sampled. None for
             channel gates and if the positions are not known.
         source: The activation in the autograd graph, if captured with `capture(model, gradients=True)`.
+        call: Index of the module's call in the forward pass that computed it.
+        calls: Number of the module's calls in the forward pass.
     """
 
     layer: str
@@ -149,8 +151,15 @@ class FeatureRecord:
     gradient: Tensor | None = None
     layout: TokenLayout | None = None
     source: Source | None = None
+    call: int = 0
+    calls: int = 1
 
     __repr__ = brief
+
+    @property
+    def name(self) -> str:
+        """Name of the layer, with the index of the call if the module was called several times."""
+        return self.layer + (f" #{self.call}" if self.calls > 1 else "")
 
     def image(self, number: int, batch: int) -> FeatureRecord:
         """Return the record of one image of a batch, on the same memory and without its source."""
@@ -170,6 +179,12 @@ class FeatureRecord:
             raise ShapeError(f"{self.layer}: tokens must be (B, {len(self.layout)}, D) according to the layout, got {shape}.")
         if self.role not in ("tokens", "transform", "glimpse") and shape[2:] != self.layout.grid:
             raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) according to the layout, got {shape}.")
+
+
+def split_call(layer: str) -> tuple[str, int | None]:
+    """Split the name of a layer, such as `relu #1`, into that of the module and the index of its call; None if there is none."""
+    name, mark, call = layer.rpartition("#")
+    return (name.rstrip(), int(call)) if mark and call.isdecimal() else (layer, None)
 
 
 class UnseenAttention(NamedTuple):

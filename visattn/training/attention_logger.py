@@ -41,7 +41,7 @@ from visattn.pipeline.recordings import layer_of_cam, recorded
 from visattn.pipeline.targets import NoClasses, Of, ResolvedTarget, Target
 from visattn.pipeline.tensors import prepare_tensor
 from visattn.provenance import Provenance
-from visattn.records import Recording
+from visattn.records import Recording, split_call
 
 _AUTO = ("relevance", "attention", "gates", "gradcam")  # `auto` takes the first that applies
 
@@ -238,6 +238,7 @@ class AttentionLogger:
             layer = layer_of_cam(self._model, prepared, self._question.parameters)
         except OptionError:
             layer = ""
+        layer, _ = split_call(layer)
         known = [layer] if layer and layer in dict(self._model.named_modules()) else "none"
         with torch.no_grad(), capture(self._model, features=known) as recording:
             output = self._model(prepared.pixels)

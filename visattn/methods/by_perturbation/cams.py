@@ -88,7 +88,7 @@ def ablationcam(recording: Recording, *, scored: ScoredImages, layer: int | str 
     if not whole:
         raise OptionError("the score is 0, so the lost share of it is undefined. Use method 'scorecam'.")
     cam = made.package.AblationCAM(made.parts, [made.parts.layer], ablation_layer=zero(), batch_size=batch_size)
-    with scored.editing(made.layer, made.put_back):
+    with scored.editing(made.feature.layer, made.put_back, call=made.feature.call, calls=made.feature.calls):
         values = made.values(cam)
     return made.map(values if whole > 0 else -values, "Ablation-CAM")
 
@@ -132,7 +132,7 @@ class _Made:
             raise ShapeError(
                 f"this method takes one image at a time, got a batch of {len(scored.pixels)}. Explain the images one by one."
             )
-        feature = feature_of(recording, layer)
+        self.feature = feature = feature_of(recording, layer)
         self.layout: TokenLayout = placed(feature)
         if self.layout.holes:
             raise OptionError(
@@ -142,7 +142,7 @@ class _Made:
         self.features = features.reshape(*features.shape[:2], *self.layout.grid)
         self.parts = _Parts(self.features, scored.score)
         self.package: Any = import_module("pytorch_grad_cam")
-        self.layer, self._pixels, self._batch = feature.layer, scored.pixels, batch_size
+        self.layer, self._pixels, self._batch = feature.name, scored.pixels, batch_size
         self._method, self._recording = method, recording
 
     def put_back(self, output: Tensor) -> Tensor:

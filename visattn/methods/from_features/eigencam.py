@@ -44,7 +44,7 @@ def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     found = torch.from_numpy(get_2d_projection(features.numpy()))
     farthest = found.gather(1, found.abs().argmax(1, keepdim=True))
     values = (found * farthest.sign()).clamp_(min=0)
-    return to_map(recording, "eigencam", "Eigen-CAM", values, layout, {"layer": feature.layer}, package="grad-cam")
+    return to_map(recording, "eigencam", "Eigen-CAM", values, layout, {"layer": feature.name}, package="grad-cam")
 
 
 METHODS = {

@@ -54,7 +54,7 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
         "principal component",
         scores.float().reshape(batch, cells, components).transpose(1, 2),
         layout,
-        {"layer": feature.layer, "components": components},
+        {"layer": feature.name, "components": components},
         axes=["component"],
         labels={"component": tuple(str(i) for i in range(components))},
         signed=True,

@@ -64,7 +64,7 @@ def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, To
     if of == "tokens":
         feature = tokens_of(recording, layer)
         assert feature.layout is not None  # noqa: S101 - tokens always have one
-        return feature.value, feature.layout, feature.layer
+        return feature.value, feature.layout, feature.name
     record = recording.select(kind="self", layer=layer)[0]
     operator = record.operator
     if of == "values":
