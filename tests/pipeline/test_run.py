@@ -45,4 +45,6 @@ def test_a_pass_returns_the_classes_that_it_explains() -> None:
     resolved = one_pass(model, Prepared(pixels, (), ()), target=Target([1, "kind 2"], labels=labels)).resolved
     assert resolved is not None
     assert resolved.names == ("kind 1", "kind 2")
-    torch.testing.assert_close(torch.tensor(resolved.shares), torch.stack([shares[0, 1], shares[1, 2]]))
+    torch.testing.assert_close(
+        torch.tensor([score["probability"] for score in resolved.scores]), torch.stack([shares[0, 1], shares[1, 2]])
+    )

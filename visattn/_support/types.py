@@ -23,6 +23,7 @@ DiscardOver = Literal["row", "layer"]
 Sampling = Literal["sample", "argmax", "expected", "gumbel"]
 Implementation = Literal["tiles", "reversed"]
 Space = Literal["logit", "prob", "logprob"]
+Task = Literal["classes", "multi_label", "regression", "embedding"]  # what a model's outputs are
 Variant = Literal["paper", "official"]
 Split = Literal["train", "test"]
 Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  # of patches, by which heads are ranked

@@ -29,9 +29,8 @@ def question_of(options: dict[str, Any], **more: Any) -> Question:  # noqa: ANN4
     if options["method"] == "similarity" and "query" not in given:
         raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
     labels = None if options["labels"] is None else read_labels(options["labels"])
-    return ask(
-        options["method"], given, Target(options["target"], options["versus"], options["target_space"], labels, options["prompt"])
-    )
+    told = {name: options[name] for name in ("versus", "target_space", "prompt", "task")}
+    return ask(options["method"], given, Target(options["target"], labels=labels, **told))
 
 
 def parameters() -> tuple[str, ...]:

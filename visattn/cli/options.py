@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 import click
 
 from visattn._support.checks import whole_number
-from visattn._support.types import LARGEST_BATCH, Space
+from visattn._support.types import LARGEST_BATCH, Space, Task
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import OptionError
 from visattn.pipeline.preprocessing import Preprocessing
@@ -125,6 +125,11 @@ def target_options(command: F) -> F:
             default="logit",
             show_default=True,
             help="Class score whose gradient is taken: logit, probability or log-probability.",
+        ),
+        click.option(
+            "--task",
+            type=click.Choice(get_args(Task)),
+            help="What the model's outputs are, if neither the model nor its weights tell.",
         ),
         click.option(
             "--labels",

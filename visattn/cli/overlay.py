@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
-_TARGET = ("target", "versus", "target_space", "labels", "prompt")
+_TARGET = ("target", "versus", "target_space", "labels", "prompt", "task")
 _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "method", "legend", "caption", *_TARGET)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SUFFIX = ".attn"
 _OF_MODELS = (
     *("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "max_pixels", "max_bytes", "color_profile"),
-    *("target", "versus", "target_space", "labels", "prompt"),
+    *("target", "versus", "target_space", "labels", "prompt", "task"),
 )  # options that a study has settled
 
 

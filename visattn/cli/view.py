@@ -114,7 +114,7 @@ def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:
 
     photos = [load_image(image, **reading(options)) for image in images]
     methods = None if options["methods"] is None else [name.strip() for name in options["methods"].split(",") if name.strip()]
-    told: dict[str, Any] = {name: options[name] for name in ("target", "versus", "target_space", "prompt")}
+    told: dict[str, Any] = {name: options[name] for name in ("target", "versus", "target_space", "prompt", "task")}
     told["labels"] = None if options["labels"] is None else read_labels(options["labels"])
     common = {"methods": methods, "seed": options["seed"], "device": options["device"], **told, **preparing(options)}
     made = studies.study(options["model"], photos, weights=options["weights"], **common)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from visattn._support.checks import first_line
+from visattn._support.types import Task
 from visattn.capturing import AttentionCall, ModelDescription
 from visattn.errors import ModelError, OptionError, VisattnError
 from visattn.families import custom, huggingface, timm, torchvision, trained
@@ -34,6 +35,7 @@ __all__ = [
     "provenance_of",
     "register",
     "remember",
+    "task",
 ]
 
 # the first family that owns a model describes it
@@ -95,6 +97,12 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
     """Return the names of the classes, or None if they are unknown."""
     known: tuple[str, ...] | None = _family_of(model).labels(unwrapped(model))
     return known
+
+
+def task(model: nn.Module) -> Task | None:
+    """Return what the outputs of a model are, if it states that."""
+    bare = unwrapped(model)
+    return huggingface.task(bare) if huggingface.owns(bare) else None
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -15,6 +16,7 @@ from torch import nn
 
 from visattn._support.checks import first_line
 from visattn._support.files import is_file
+from visattn._support.types import Task
 from visattn.errors import OptionError
 from visattn.families import custom
 from visattn.families.custom import cam_layer, describe, head
@@ -49,6 +51,16 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
     named: Any = getattr(model.config, "id2label", None) or {}
     names = tuple(str(named[index]) for index in sorted(named))
     return names if names and not all(name == f"LABEL_{index}" for index, name in enumerate(names)) else None
+
+
+def task(model: nn.Module) -> Task | None:
+    """Return what the outputs are, if the configuration states it."""
+    stated: Mapping[str, Task] = {
+        "single_label_classification": "classes",
+        "multi_label_classification": "multi_label",
+        "regression": "regression",
+    }
+    return stated.get(str(getattr(model.config, "problem_type", "")))
 
 
 def tokenizer_of(model: Any, remedy: str) -> Any:  # noqa: ANN401

@@ -22,7 +22,7 @@ from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.errors import OptionError, ShapeError
-from visattn.families import labels as labels_of
+from visattn.families import labels as labels_of, task as task_of
 from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
 from visattn.images import image_facts
@@ -243,8 +243,9 @@ def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
     """
     if target.prompt is not None:
         prepared, target = with_prompt(model, prepared, target)
-    if target.labels is None:
-        target = replace(target, labels=labels_of(model))
+    target = replace(
+        target, task=target.task or task_of(model), labels=labels_of(model) if target.labels is None else target.labels
+    )
     return prepared, with_place(prepared, target)
 
 

@@ -58,9 +58,9 @@ def with_place(prepared: Prepared, target: Target) -> Target:
         geometry.patch_at(y, x, geometry.input, Box(0, 0, *geometry.input))  # raises if the model did not receive the pixel
         down, across = geometry.to_input(y, x)
         share = down / geometry.input[0], across / geometry.input[1]
-        settle = lambda output: _at_pixel(output, share, f"pixel {x:g},{y:g}", target.labels)  # noqa: E731
+        settle = lambda output: _at_pixel(output, share, f"pixel {x:g},{y:g}", target)  # noqa: E731
     elif kind == "mask":
-        settle = lambda output: _of_mask(output, which, target.labels)  # noqa: E731
+        settle = lambda output: _of_mask(output, which, target)  # noqa: E731
     else:
         settle = lambda output: _of_box(output, which, target.labels)  # noqa: E731
     return replace(target, of=Place(settle))
@@ -110,11 +110,20 @@ def _dense(output: Any) -> Tensor:  # noqa: ANN401
     return found
 
 
-def _at_pixel(output: Any, share: tuple[float, float], where: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
+def _channel(index: int, target: Target) -> tuple[str, str]:
+    """Return how the score of a channel and the channel are called: as a class, if that is known."""
+    if target.task == "classes" or (target.task is None and target.labels is not None):
+        return "logit", class_name(index, target.labels)
+    return "output", f"channel {index}"
+
+
+def _at_pixel(output: Any, share: tuple[float, float], where: str, target: Target) -> Score:  # noqa: ANN401
     dense = _dense(output).detach()
     row, column = (min(int(part * side), side - 1) for part, side in zip(share, dense.shape[-2:], strict=True))
     best = int(dense[0, :, row, column].argmax())
-    what = f"logit of {class_name(best, labels)}, which is predicted" if dense.shape[1] > 1 else "output"
+    word, named = _channel(best, target)
+    rank = "which is predicted" if word == "logit" else "the largest"
+    what = f"{word} of {named}, {rank}" if dense.shape[1] > 1 else "output"
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
         return _dense(output)[:, best, row, column]
@@ -130,15 +139,15 @@ def _masks(output: Any) -> tuple[Tensor, bool]:  # noqa: ANN401
     return _dense(output), False
 
 
-def _of_mask(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
+def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     masks, apart = _masks(output)
     masks, count = masks.detach(), masks.shape[1]
-    index = _index("mask", which, count, None if apart else labels)
+    index = _index("mask", which, count, None if apart else target.labels)
     here = masks[0, index] > 0 if apart or count == 1 else masks[0].argmax(0) == index
-    name = f"mask {index}" if apart else class_name(index, labels)
+    word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
     if not bool(here.any()):
-        others = [] if apart else [class_name(other, labels) for other in torch.unique(masks[0].argmax(0)).tolist()]
-        more = f" Predicted are {', '.join(others[:8])}." if others else " Choose another mask."
+        others = [] if apart else [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
+        more = f" Largest somewhere are {', '.join(others[:8])}." if others else " Choose another mask."
         raise OptionError(f"no pixel belongs to {name}, so it has no score.{more}")
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
@@ -147,7 +156,7 @@ def _of_mask(output: Any, which: str, labels: Sequence[str] | None) -> Score:  #
 
     share = float(here.float().mean())
     return Score(
-        score, f"mean logit of {name} over its pixels ({share:.1%} of the input) = {float(masks[0, index][here].mean()):.3g}"
+        score, f"mean {word} of {name} over its pixels ({share:.1%} of the input) = {float(masks[0, index][here].mean()):.3g}"
     )
 
 

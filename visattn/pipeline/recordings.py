@@ -38,7 +38,8 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
 def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
     if question.method is not None:
         return _wanted(model, prepared, question, question.method)
-    if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
+    explainable = prepared.spec_of(model).classifier and question.target.task != "embedding"
+    if question.of_a_class or (set(question.among) != {"attention"} and explainable):
         layer = question.parameters.get("layer")
         named = isinstance(layer, str) and layer != "all"
         known = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do

@@ -16,8 +16,9 @@ from visattn._support.language import option, worded
 from visattn._support.notes import note
 from visattn._support.reprs import brief
 from visattn._support.typed import check_types
-from visattn._support.types import Space
+from visattn._support.types import Space, Task
 from visattn.errors import OptionError, ShapeError
+from visattn.pipeline.outputs import Meaning, tensor_of
 
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
@@ -29,6 +30,7 @@ class TargetOptions(TypedDict, total=False):
     target_space: Space
     labels: Sequence[str] | None
     prompt: str | None
+    task: Task | None
 
 
 class NoClasses(OptionError):
@@ -43,9 +45,11 @@ class Target:
         of: A class by index or name, or one for each image; None: the top class of each image; or a function of the model's output
             that returns one number per image. `pixel:X,Y`, `mask:K` and `box:N` name places in a dense output or a detection.
         versus: Another class, whose score is subtracted.
-        target_space: Score whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
-        labels: Class names, if known.
+        target_space: Score whose gradient is taken: `logit` (the output itself), `prob` (its probability) or `logprob`.
+        labels: Names of the classes or outputs, if known.
         prompt: Text whose similarity to the image is explained, for models of images and texts; `versus` is then another text.
+        task: What the outputs are: `classes`, of which one is true; `multi_label`, each true or not; `regression`; `embedding`. None: as
+            the model, its weights, its outputs or `labels` tell.
 
     Raises:
         OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
@@ -56,6 +60,7 @@ class Target:
     target_space: Space = "logit"
     labels: Sequence[str] | None = None
     prompt: str | None = None
+    task: Task | None = None
 
     __repr__ = brief
 
@@ -93,54 +98,53 @@ class Target:
             of = self.of.settled(output) if hasattr(self.of, "settled") else self.of  # a place in the output, see `places`
             named = getattr(of, "described", "") or f"{getattr(of, '__name__', 'a function')} of the output"
             return ResolvedTarget(of, (named,))
-        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
+        few = 1 if self.of is not None or self.task is not None else 2  # a single output is explained if it is asked for
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < few:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise NoClasses(f"a class target needs logits (B, classes), the model returned {shape}. {_without_class()}")
+            one = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
+            advice = f"Explain its only output: {option('target', '0')}." if one else _without_class()
+            raise NoClasses(f"a class target needs outputs (B, classes), the model returned {shape}. {advice}")
         if not output.is_floating_point():
-            raise NoClasses(f"a class target needs floating-point logits, the model returned {output.dtype}. {_without_class()}")
+            raise NoClasses(f"a class target needs floating-point outputs, the model returned {output.dtype}. {_without_class()}")
         classes = output.shape[1]
         if self.labels is not None and len(self.labels) < classes:
             raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name per line.")
+        meaning = Meaning.of(output, self.task, self.labels)
         top = output.argmax(1)
         chosen = top if self.of is None else top.new_tensor(self._indices(self.of, len(top), classes))
         versus = None if self.versus is None else self._index(self.versus, classes)
+        before, change = meaning.score(self.target_space)
 
         def score(output: Any) -> Tensor:  # noqa: ANN401
-            logits = _logits(output)
-            values = {"logit": lambda x: x, "prob": lambda x: x.softmax(-1), "logprob": lambda x: x.log_softmax(-1)}[
-                self.target_space
-            ](logits)
+            values = change(_logits(output))
             picked: Tensor = values.gather(1, chosen.expand(len(values))[:, None])[:, 0]
             return picked if versus is None else picked - values[:, versus]
 
-        found, shares = score(output.detach()), output.detach().softmax(-1)
+        found, shares = score(output.detach()), meaning.probabilities(output)
         texts, scores = [], []
         for image, index in enumerate(chosen.tolist()):
-            text = f"{self.target_space} of {self._name(index)}" + ("" if versus is None else f" versus {self._name(versus)}")
+            named = f"{before}{meaning.named(index)}" + ("" if versus is None else f" versus {meaning.named(versus)}")
+            texts.append(meaning.told(output[image].detach(), index, float(found[image]), named, plain=versus is None))
             best = int(top[image])
-            this = "this" if versus is None else self._name(index)
-            predicted = f"{this} is the predicted class" if best == index else f"the predicted class is {self._name(best)}"
-            texts.append(f"{text} = {float(found[image]):.3g}; {predicted}, with probability {float(shares[image, best]):.1%}")
+            of_probability = (
+                {}
+                if shares is None
+                else {"probability": float(shares[image, index]), "predicted_probability": float(shares[image, best])}
+            )
             scores.append(
                 {
                     "class": index,
-                    "name": None if self.labels is None else self._called(index),
+                    "name": None if self.labels is None else meaning.called(index),
                     "versus": versus,
                     "target_space": self.target_space,
                     "score": float(found[image]),
-                    "probability": float(shares[image, index]),
                     "predicted": best,
-                    "predicted_probability": float(shares[image, best]),
+                    "outputs": meaning.kind,
+                    **of_probability,
                 }
             )
-        names = tuple(self._called(index) for index in chosen.tolist())
-        return ResolvedTarget(score, tuple(texts), names, tuple(one["probability"] for one in scores), tuple(scores))
-
-    def _name(self, index: int) -> str:
-        return self._called(index) + (f" (class {index})" if self.labels is not None else "")
-
-    def _called(self, index: int) -> str:
-        return f"class {index}" if self.labels is None else printable(self.labels[index].split(",")[0])
+        names = tuple(meaning.called(index) for index in chosen.tolist())
+        return ResolvedTarget(score, tuple(texts), names, tuple(scores))
 
     def _indices(self, of: int | str | Sequence[int | str], count: int, classes: int) -> list[int]:
         each = [of] * count if isinstance(of, (int, str)) else list(of)
@@ -190,14 +194,12 @@ class ResolvedTarget:
             number of edited copies of that image.
         texts: Description of the target for each image; one for all images if the target is a function.
         names: Class name of each image; empty if the target is a function.
-        shares: Probability of that class for each image.
         scores: The class and its score of each image as values, see `Provenance`; empty if the target is a function.
     """
 
     score: Callable[[Any], Tensor]
     texts: tuple[str, ...]
     names: tuple[str, ...] = ()
-    shares: tuple[float, ...] = ()
     scores: tuple[dict[str, Any], ...] = ()
 
     __repr__ = brief
@@ -205,7 +207,8 @@ class ResolvedTarget:
 
 def _logits(output: Any) -> Any:  # noqa: ANN401
     """Return the field `logits` of an output that has several fields, else the output itself."""
-    return getattr(output, "logits", output)
+    found = tensor_of(output, "logits")
+    return output if found is None else found
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

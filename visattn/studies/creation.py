@@ -16,7 +16,7 @@ from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.evaluation.importance import head_importance
-from visattn.families import labels as labels_of
+from visattn.families import labels as labels_of, task as task_of
 from visattn.families.wrappers import unwrapped
 from visattn.images import image_facts
 from visattn.loading import load_model
@@ -25,7 +25,7 @@ from visattn.methods import METHODS
 from visattn.pipeline.arguments import target_of
 from visattn.pipeline.explaining import answer, explain_prepared, with_target
 from visattn.pipeline.inputs import Prepared, prepare_with, read
-from visattn.pipeline.outputs import predicted_classes
+from visattn.pipeline.outputs import outputs_of, predicted_classes
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import Question, ask
 from visattn.pipeline.recordings import layer_of_cam
@@ -137,9 +137,10 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         image=source.name, image_sha256=source.sha256, geometry=prepared.geometry, notes=source.notes
     )
     recording = replace(passed.recording, provenance=prepared.noted(made))
-    classifies = prepared.spec_of(model).classifier
-    classes = predicted_classes(passed.output, target.labels or labels_of(model)) if classifies else ()
-    questions = _usual(recording, bool(classes), target) if asked is None else asked
+    classifies = prepared.spec_of(model).classifier and outputs_of(passed.output) is not None
+    labels, task = target.labels or labels_of(model), target.task or task_of(model)
+    classes = predicted_classes(passed.output, task, labels) if classifies else ()
+    questions = _usual(recording, classifies and task != "embedding", target) if asked is None else asked
     maps: dict[str, AttentionMap] = {}
     for name, question in questions.items():
         if from_recording(question):
@@ -147,7 +148,7 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         else:
             maps[name] = explain_prepared(model, prepared, question, seed=seed).map
     explained = any(question.method is None or question.method.targeted for question in questions.values())
-    importance = _importance(model, prepared, target) if explained and classes and len(recording) else None
+    importance = _importance(model, prepared, target) if explained and classifies and len(recording) else None
     return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else (), importance=importance)
 
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, distributed, nn
 
-from visattn._support.checks import between, printable
+from visattn._support.checks import between
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
@@ -36,6 +36,7 @@ from visattn.methods.method import Method
 from visattn.methods.table import MethodName
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.outputs import name_of, noun_of
 from visattn.pipeline.question import ask
 from visattn.pipeline.recordings import layer_of_cam, recorded
 from visattn.pipeline.targets import NoClasses, Of, ResolvedTarget, Target
@@ -277,12 +278,12 @@ class AttentionLogger:
 
     def _told(self, score: Mapping[str, Any]) -> str:
         """Return the explained class with its probability, and the predicted class if it is another one."""
-        names = self._question.target.labels
         own, best = (
-            printable(f"class {score[key]}" if names is None else names[score[key]].split(",")[0])
-            for key in ("class", "predicted")
+            name_of(score[key], self._question.target.labels, noun_of(score["outputs"])) for key in ("class", "predicted")
         )
-        return f"{own}, {score['probability']:.0%}" + ("" if own == best else f"\npredicted {best}")
+        probability = score.get("probability")
+        value = f"{own}: {score['score']:.3g}" if probability is None else f"{own}, {probability:.0%}"
+        return value + ("" if own == best else f"\n{'largest' if probability is None else 'predicted'}: {best}")
 
     def _maps(self, recording: Recording) -> list[tuple[str, AttentionMap]]:
         """Return the label and the map (with axis `batch`) of each row. All are signed or none, because they share one color bar."""

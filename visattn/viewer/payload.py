@@ -23,6 +23,7 @@ from visattn.evaluation.heads import statistics
 from visattn.maps import AttentionMap
 from visattn.methods.selection import chain, chain_refusal
 from visattn.methods.sinks import find_sinks
+from visattn.pipeline.outputs import noun_of
 from visattn.records import AttentionRecord, Recording, TokenLayout
 from visattn.viewer.encoding import encoded
 from visattn.viewer.packing import Packed
@@ -131,7 +132,9 @@ class Payload:
         colored = shown.axes == ("component",) and shown.values.shape[0] == 3
         one = shown if colored else _panel(shown)
         values = one.values.detach().float().cpu().numpy()
-        classes = [score["name"] or f"class {score['class']}" for score in shown.provenance.scores]
+        classes = [
+            score["name"] or f"{noun_of(score.get('outputs', 'logits'))} {score['class']}" for score in shown.provenance.scores
+        ]
         averaged = [] if colored or not shown.axes else [f"mean over {', '.join(shown.axes)}"]
         return {
             "name": name,
