@@ -298,7 +298,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown color map": (lambda: found().draw(colormap="hot"), "unknown colormap 'hot'"),
     "normalized tensor": (
         lambda: explain(image=torch.randn(3, 64, 64)),
-        "a photo must|It looks normalized; pass the original photo",
+        "a photo of float32 must lie in|of an image that was normalized for a model, pass the original",
     ),
     "a batch of two": (lambda: explain(image=np.zeros((2, 8, 8, 3), np.uint8)), "Pass one photo, not a batch"),
     "a missing file": (lambda: explain(image="dog.jpg"), "dog.jpg: no such file; check the path"),

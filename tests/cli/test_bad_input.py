@@ -262,7 +262,7 @@ CHECKPOINTS = {
     "M08-empty": (b"", "empty file"),
     "M08-html": (b"<!DOCTYPE html><html>", "not a checkpoint, starts with '<!DOCTYPE html>'"),
     "M08-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a git-lfs pointer"),
-    "M08-noise": (b"\x00\x01\x02\x03" * 100, "truncated or not a"),
+    "M08-noise": (b"\x00\x01\x02\x03" * 100, "cannot be read as"),
 }
 
 
@@ -288,7 +288,8 @@ def test_a_truncated_checkpoint_is_named(run: Run, photo: Path, tmp_path: Path, 
     file.write_bytes(content[: max(1, int(len(content) * share))])
     code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", file)
     assert code == 4
-    assert "truncated or not a" in err
+    archive = suffix == ".pth" and share > 0.4  # less holds no mark of a format
+    assert ("truncated: an archive without its end" if archive else "cannot be read as") in err
 
 
 def test_a_pickle_that_runs_code_is_refused_and_not_run(run: Run, photo: Path, tmp_path: Path) -> None:
@@ -425,10 +426,11 @@ def test_attention_without_spatial_positions_is_refused(run: Run, photo: Path, n
 
 
 @pytest.mark.parametrize("name", ["efficientvit_b0", "swiftformer_xs"])
-def test_attention_without_a_matrix_is_refused_by_name(run: Run, photo: Path, name: str) -> None:
+def test_attention_without_a_matrix_is_refused(run: Run, photo: Path, name: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "attention")
     assert code == 4
-    assert "weigh tokens without a query x key matrix" in err
+    assert "no layer of" in err
+    assert "multiplied a softmax with values" in err
 
 
 def test_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo: Path) -> None:

@@ -150,7 +150,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], type[VisattnError], str]] = {
     "truncated weights": (
         lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000]),
         WeightsError,
-        r"model\.safetensors: truncated or not a safetensors file",
+        r"model\.safetensors: cannot be read as safetensors",
     ),
     "missing tensor": (
         lambda folder: drop(folder, "classifier.weight"),

@@ -405,19 +405,9 @@ def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Se
     """Say why a capture recorded no attention; `passed_by` are the attention layers whose names do not match the glob `layers`."""
     if passed_by:
         return f"no attention captured: no layer name matches {printable(layers)!r}. The model's attention layers: {', '.join(passed_by)}."
-    kinds = _kinds_without_matrix(model)
     if unseen:
-        return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].reason}, which cannot be recorded{kinds}."
+        return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].reason}, which cannot be recorded."
     return (
-        f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}, both computed from the image. "
+        f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values, both computed from the image. "
         "Use method 'gradcam', or 'eigencam' where there is no class."
     )
-
-
-def _kinds_without_matrix(model: nn.Module) -> str:
-    """Name classes that are called attention but compute no attention matrix, such as linear attention and channel gates."""
-    class_names = dict.fromkeys(type(module).__name__ for module in model.modules())
-    attention_names = [name for name in class_names if any(part in name for part in ("Att", "MSA", "MLA"))]
-    if not attention_names:
-        return ""
-    return f"; its {', '.join(attention_names)} weigh tokens without a query x key matrix"

@@ -68,4 +68,7 @@ def _tiff(data: bytes) -> str | None:
     size = f"{bits[0]}-bit" if len(bits) == 1 else f"{len(bits)} x {bits[0]}-bit"
     color = _COLORS.get(photometric, f"photometric {photometric}")
     order = {b"II": "little-endian", b"MM": "big-endian"}[data[:2]]
-    return f"TIFF of {size} {_FORMATS.get(kind[0], 'other')} {color}, {order}, is not supported; convert it to 8- or 16-bit PNG"
+    what = f"TIFF of {size} {_FORMATS.get(kind[0], 'other')} {color}, {order}, is not supported"
+    if len(bits) <= 4:  # channels that a PNG can have
+        return f"{what}; convert it to 8- or 16-bit PNG"
+    return f"{what}; read it into an array (height, width, {len(bits)}), and pass that to a model with {len(bits)} channels in Python"

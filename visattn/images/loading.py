@@ -192,8 +192,10 @@ def _scaled(array: NDArray[Any]) -> NDArray[Any]:
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ImageError(f"a photo must be finite, got {int((~np.isfinite(array)).sum())} NaN or infinite values.")
     if low < 0 or high > top:
-        hint = "It looks normalized; pass the original photo." if low < 0 else f"Scale the {array.dtype} values to that range."
-        raise ImageError(f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. {hint}")
+        raise ImageError(
+            f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. Scale its values to that range; of an image "
+            "that was normalized for a model, pass the original."
+        )
     return array * (255 // top)
 
 

@@ -80,6 +80,11 @@ def _archive(path: Path, shown: str) -> str | None:
             "is a TorchScript archive (torch.jit.save), which holds code; if you trust it, save its tensors alone: import torch; "
             f"model = torch.jit.load({shown!r}, map_location='cpu'); torch.save(model.state_dict(), 'tensors.pth')."
         )
+    if "archive_format" in inner:
+        return (
+            "is an archive of torch.export, which holds a program; save its tensors alone: import torch; "
+            f"torch.save(torch.export.load({shown!r}).state_dict, 'tensors.pth')."
+        )
     if "data.pkl" in inner:
         return None
     if any(name.endswith(".h5") for name in names):

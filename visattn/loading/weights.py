@@ -21,7 +21,7 @@ from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn._support.language import flag
 from visattn.errors import WeightsError
-from visattn.loading.formats import START, foreign, is_pickle, is_safetensors
+from visattn.loading.formats import START, foreign, is_archive, is_pickle, is_safetensors
 from visattn.loading.stand_ins import standing_in
 from visattn.loading.translation import Shapes, as_float32, unwrap
 
@@ -51,8 +51,8 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
         try:
             return safetensors.torch.load_file(path)
         except (safetensors.SafetensorError, *_DAMAGED) as error:
-            cause = f"truncated or not a safetensors file ({first_line(error)})"
-            raise WeightsError(f"{name}: {cause}; download it again.") from error
+            cause = f"cannot be read as safetensors ({first_line(error)})"
+            raise WeightsError(f"{name}: {cause}; check the file, or download it again.") from error
     if path.suffix == ".safetensors":
         raise WeightsError(f"{name}: is a file of torch.save, not safetensors as its name says; give it the ending .pth.")
     try:
@@ -61,9 +61,16 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
     except pickle.UnpicklingError as error:
         if is_pickle(start) and (reason := _refused(str(error), name)):
             raise WeightsError(f"{name}: {reason}") from error
-        raise WeightsError(f"{name}: truncated or not a checkpoint ({size:,} bytes); download it again.") from error
+        raise WeightsError(f"{name}: {_unreadable(path, start, size, error)}") from error
     except _DAMAGED as error:
-        raise WeightsError(f"{name}: truncated or not a checkpoint ({size:,} bytes); download it again.") from error
+        raise WeightsError(f"{name}: {_unreadable(path, start, size, error)}") from error
+
+
+def _unreadable(path: Path, start: bytes, size: int, error: Exception) -> str:
+    """Say what is seen of a file that is no checkpoint, or no whole one."""
+    if is_archive(start) and not zipfile.is_zipfile(path):
+        return f"truncated: an archive without its end ({size:,} bytes); download it again."
+    return f"cannot be read as a checkpoint ({size:,} bytes; {first_line(error)}); check the file, or download it again."
 
 
 def _start(path: Path, name: str) -> tuple[bytes, int]:

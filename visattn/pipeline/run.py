@@ -217,7 +217,7 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
             raise
         first = first_line(error)
         where = _where(model, error) or type(model).__name__
-        remedy = _OF_INFERENCE if "nference tensor" in first else _remedy(model, prepared)
+        remedy = _OF_INFERENCE if "nference tensor" in first else _remedy(model, prepared, error)
         raise ModelError(f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {remedy}") from error
 
 
@@ -233,15 +233,15 @@ def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
     return value.expand(count, *value.shape[1:]) if one else value
 
 
-def _remedy(model: nn.Module, prepared: Prepared) -> str:
+def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
     taken = inspect.signature(model.forward).parameters
     if "input_ids" in taken and "input_ids" not in prepared.inputs:
         words = worded('inputs=processor(text="...", images=photo, return_tensors="pt")', "--prompt TEXT")
         return f"The model also reads words. Pass them: {words}."
     sizes = prepared.preprocessing.get("size", {})
-    if sizes.get("source") == "assumed":
+    if sizes.get("source") == "assumed" and not isinstance(error, (TypeError, AttributeError, LookupError, NameError)):
         size = worded("img_size=(height, width)", "--img-size HxW")
-        return f"The model does not state its input size, so it was assumed. Pass it: {size}."
+        return f"The model does not state its input size, so it was assumed. If it is another, pass it: {size}."
     return "Check that the model runs on such pixels without visattn."
 
 

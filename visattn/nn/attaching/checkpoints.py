@@ -175,7 +175,7 @@ def _read(part: nn.Module, held: Mapping[str, Tensor], asked: str | None, name: 
     layout = fitting[0].layout
     if layout.lacks:
         raise WeightsError(f"{where} cannot load a checkpoint of {layout.name}: {layout.lacks}. No option does that.")
-    wrong = [option for option, holds in layout.options.items() if not holds(part)]
+    wrong = [option for option, holds in layout.options.items() if not holds(part)] if fitting[0].gap == 0 else []
     if wrong:
         raise WeightsError(
             f"{where} must be built with {', '.join(wrong)} to match {layout.name}, whose layout the checkpoint has. "
