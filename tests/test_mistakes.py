@@ -270,7 +270,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a sheet of one panel": (lambda: found().at(head=0).contact_sheet(), "the map has one panel and no axes"),
     "a layer that was not recorded": (lambda: _recording()["blocks.99"], "layer must be one of blocks.0"),
-    "an assumed size": (lambda: visattn.explain(Sized().eval(), "scene:7"), "was assumed. Pass it: img_size=\\(height, width\\)"),
+    "an assumed size": (
+        lambda: visattn.explain(Sized().eval(), "scene:7"),
+        "was assumed. If it is another, pass it: img_size=\\(height, width\\)",
+    ),
     "modules that cannot be sites": (
         lambda: visattn.attach(Branchless(), "cbam"),
         "such as 'conv'. *$|such as 'conv'\\.",
@@ -359,7 +362,7 @@ FAILING = {
     "visattn heads scene:7 --model scenes_vit --by-layer --head 1,2": "--head must be all, mean or the index of one head, got 1,2",
     "visattn heads scene:7 --model scenes_vit --by-layer --layer 1": "--layer has no effect with --by-layer",
     "visattn overlay scene:7 scene:8 --model scenes_vit -o x.png": "-o names one file, x.png, but there are 2 images",
-    "visattn overlay scene:7 --model own.py:sized": "was assumed. Pass it: --img-size HxW",
+    "visattn overlay scene:7 --model own.py:sized": "was assumed. If it is another, pass it: --img-size HxW",
     "visattn caption scene:7 --checkpoint nowhere": "nowhere: no such folder",
     "visattn list no_such_network": "CNNs are not listed",
     "visattn overlay scene:7 --model scenes_vit --gpu 0": "pass --device cuda",

@@ -350,7 +350,10 @@ def test_model_without_head_is_not_a_classifier() -> None:
 
 
 def test_classes_of_imagenet_have_names() -> None:
-    known = labels(models.squeezenet1_1())
+    model, entry = models.squeezenet1_1(), models.SqueezeNet1_1_Weights.DEFAULT
+    assert labels(model) is None
+    family.remember(model, entry.transforms(), entry.meta["categories"])
+    known = labels(model)
     assert known is not None
     assert (len(known), known[282], known[967]) == (1000, "tiger cat", "espresso")
 

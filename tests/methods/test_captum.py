@@ -564,7 +564,7 @@ def test_a_vit_is_divided_into_its_own_patches() -> None:
     found = visattn.explain(model, Image.effect_noise((48, 32), 80).convert("RGB"), method="captum.occlusion")
     assert found.map.layout.grid == tiny.GRID
     assert found.provenance.parameters["segments"] == "grid 2 x 3"
-    assert found.provenance.target[0].startswith("logit of class ")
+    assert found.provenance.target[0].startswith("output ")
 
 
 def test_a_model_without_classes_needs_a_function(dinov2: nn.Module) -> None:

@@ -66,8 +66,8 @@ def test_targeted_methods_explain_the_given_class(name: str, photo: Image.Image)
         maps[target] = found.map.values
         assert found.map.axes == ()
         assert len(found.provenance.target) == 1
-        assert (target is None) <= ("predicted class" in found.provenance.target[0])
-        assert f"class {target}" in found.provenance.target[0] or target is None
+        assert (target is None) <= ("this is the largest of" in found.provenance.target[0])
+        assert f"output {target}" in found.provenance.target[0] or target is None
     assert not torch.equal(maps[0], maps[1])
 
 

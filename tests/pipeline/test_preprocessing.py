@@ -48,7 +48,8 @@ def cases() -> dict[str, tuple[nn.Module, SOURCES]]:
     visual.preprocess_cfg = CONFIG  # type: ignore[assignment]
     bare = VisionTransformer(img_size=32, patch_size=16, embed_dim=8, depth=1, num_heads=2)
     return {
-        "of timm": (timm.create_model("vit_tiny_patch16_224"), OWN),
+        "of timm, with random weights": (timm.create_model("vit_tiny_patch16_224"), ("model", "assumed", "assumed")),
+        "of timm, with weights of a package": (visattn.load_model("vit_small_patch14_dinov2"), OWN),
         "timm's class, built by hand": (bare, ("model", "assumed", "assumed")),
         "of torchvision, built by hand": (torchvision.models.resnet18(), ASSUMED),
         "of visattn": (visattn.load_model("assets/checkpoints/scenes_vit"), OWN),
@@ -64,13 +65,13 @@ def test_source_of_each_value_is_stated(name: str) -> None:
     model, sources = cases()[name]
     spec = input_spec(model)
     assert tuple(spec.sources[key] for key in ("size", "mean", "std")) == sources
-    if sources[1] == "assumed":
+    if sources[1] == "assumed" and "timm" not in name:
         assert spec.mean == (0.485, 0.456, 0.406)
 
 
-def test_torchvision_model_loaded_by_name_states_its_preprocessing(tmp_path: Path) -> None:
+def test_preprocessing_of_published_weights_is_not_that_of_random_ones() -> None:
     model = visattn.load_model("tv:resnet18", weights="none")
-    assert set(input_spec(model).sources.values()) == {"model"}
+    assert set(input_spec(model).sources.values()) == {"assumed"}
 
 
 def test_requested_size_has_the_source_given() -> None:
@@ -96,7 +97,9 @@ def test_size_of_an_uncropped_photo_is_the_input_size() -> None:
     model = timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True)
     found = visattn.explain(model, Image.new("RGB", (400, 100)), method="attention", resize="fit")
     assert found.provenance.preprocessing["size"] == {"value": list(found.geometry.input), "source": "model"}
-    assert found.provenance.warnings == ()
+    assert found.provenance.warnings == (
+        "how images were preprocessed for these weights is not known; assumed: mean 0.5, 0.5, 0.5; std 0.5, 0.5, 0.5",
+    )
 
 
 def test_command_line_states_assumed_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ LABELS = ("tench, Tinca tinca", "espresso", "crane", "crane, bird")
 
 
 def test_top_class_of_each_image_is_the_default() -> None:
-    found = Target().resolve(LOGITS)
+    found = Target(task="classes").resolve(LOGITS)
     assert found.score(LOGITS).tolist() == [2.0, 3.0]
     assert found.texts[0].startswith("logit of class 1 = 2; this is the predicted class, with probability 7")
     assert found.texts[1].startswith("logit of class 0 = 3; this is the predicted class")
@@ -26,7 +26,7 @@ def test_top_class_of_each_image_is_the_default() -> None:
 
 @pytest.mark.parametrize("of", [2, "2"])
 def test_one_class_of_all_images(of: Any) -> None:
-    found = Target(of).resolve(LOGITS)
+    found = Target(of, task="classes").resolve(LOGITS)
     assert found.score(LOGITS).tolist() == [-1.0, 0.25]
     assert "logit of class 2 = -1; the predicted class is class 1, with probability" in found.texts[0]
 
@@ -79,12 +79,20 @@ def test_target_that_does_not_exist_is_refused(target: Target, output: Any, mess
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "output", [torch.zeros(2, 3, 4), torch.zeros(2, 1), {"logits": LOGITS}], ids=["map", "one", "dictionary"]
-)
+@pytest.mark.parametrize("output", [torch.zeros(2, 3, 4), (LOGITS, LOGITS), {"boxes": LOGITS}], ids=["map", "two", "dictionary"])
 def test_output_without_classes_needs_a_function(output: Any) -> None:
     with pytest.raises(NoClasses, match="Pass a function of its output as target"):
         Target().resolve(output)
+
+
+def test_a_single_output_is_explained_if_it_is_asked_for() -> None:
+    with pytest.raises(NoClasses, match=r"the model returned \(2, 1\). Explain its only output: target='0'"):
+        Target().resolve(LOGITS[:, :1])
+    assert Target(0).resolve(LOGITS[:, :1]).texts[0] == "output 0 = 0.5"
+
+
+def test_logits_of_a_dictionary_are_those_of_a_tensor() -> None:
+    assert Target(2).resolve({"logits": LOGITS}).texts == Target(2).resolve(LOGITS).texts
 
 
 def test_labels_are_read_one_a_line(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_saved_study_answers_without_the_model(tmp_path: Path) -> None:
 def test_classes_are_those_of_a_softmax_by_hand() -> None:
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224", depth=1).eval()
-    view = visattn.study(model, PHOTO, methods=[])[0]
+    view = visattn.study(model, PHOTO, methods=[], labels="imagenet")[0]
     with torch.no_grad():
         logits: list[float] = model(visattn.prepare(visattn.load_image(PHOTO), model).pixels)[0].double().tolist()
     shares = {i: 1 / sum(2.718281828459045 ** (other - one) for other in logits) for i, one in enumerate(logits)}
@@ -291,7 +291,7 @@ def test_a_query_that_is_a_tensor_is_saved(dinov2: nn.Module, tmp_path: Path) ->
 def test_importance_is_the_gradient_of_a_gate_on_each_head() -> None:
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224", depth=2).eval()
-    found = visattn.study(model, PHOTO, methods=["relevance"], target=7, name="mine")[0].importance
+    found = visattn.study(model, PHOTO, methods=["relevance"], target=7, name="mine", labels="imagenet")[0].importance
     assert found is not None
     assert found.target == "logit of cock (class 7)"
     pixels = visattn.prepare(visattn.load_image(PHOTO), model).pixels

@@ -134,7 +134,7 @@ def target_options(command: F) -> F:
         click.option(
             "--labels",
             type=click.Path(path_type=Path),
-            help="Text file of class names, one per line; those of ImageNet are built in.",
+            help="Text file of class names, one per line; imagenet: those of ImageNet. Those of published weights are known.",
         ),
     )
 

@@ -23,7 +23,7 @@ _COMPARED = 8  # tensors of the body whose values are compared; of all others th
 
 
 class Match(NamedTuple):
-    """What of a model is that of a published file.
+    """Parts of a model that are those of a published file.
 
     Attributes:
         body: Whether everything but the classifier is.

@@ -171,6 +171,12 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
     return _published_classes(model) if of_timm(model, getattr(model, "pretrained_cfg", None) or {}).head else None
 
 
+def imagenet_classes() -> tuple[str, ...]:
+    """Return the names of the 1000 classes of ImageNet."""
+    info = timm.data.ImageNetInfo("imagenet-1k")
+    return tuple(info.index_to_description(index) for index in range(info.num_classes()))
+
+
 def _published_classes(model: nn.Module) -> tuple[str, ...] | None:
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:

@@ -111,7 +111,12 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
 def _stored(told: Mapping[str, Any]) -> ImageClassification:
     """Return the preprocessing that lies on a model."""
     return ImageClassification(
-        **{name: told[name] for name in _PRESET}, interpolation=transforms.InterpolationMode(told["interpolation"])
+        crop_size=told["crop_size"][0],
+        resize_size=told["resize_size"][0],
+        mean=tuple(told["mean"]),
+        std=tuple(told["std"]),
+        antialias=told["antialias"],
+        interpolation=transforms.InterpolationMode(told["interpolation"]),
     )
 
 

@@ -28,7 +28,7 @@ _KNOWN: tuple[ModuleType, ...] = (trained, timm, torchvision, huggingface)  # fa
 
 
 class _Passing(NamedTuple):
-    """Whether a module passes its input on unchanged, and whether it then returns the output unchanged."""
+    """Answers for a module: does it pass its input on unchanged, and does it then return the output unchanged?"""
 
     on: bool = False
     back: bool = False
@@ -74,7 +74,7 @@ def _inside(model: nn.Module) -> tuple[nn.Module | None, _Passing]:
     """
     if isinstance(model, torch.jit.ScriptModule) or _family(model) is not None:
         return None, _Passing()
-    inside = _known_models(model, "")
+    inside = _known_models(model, "", {model})
     name, inner = next(inside, ("", None))
     if inner is None or next(inside, None) is not None:
         return None, _Passing()
@@ -85,13 +85,16 @@ def _family(model: nn.Module) -> ModuleType | None:
     return next((family for family in _KNOWN if family.owns(model)), None)
 
 
-def _known_models(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost models of known families inside a module, with their names."""
+def _known_models(module: nn.Module, prefix: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the outermost models of known families inside a module, with their names, but those that were `seen`."""
     for name, child in module.named_children():
+        if child in seen:
+            continue
+        seen.add(child)
         if _is_model(child):
             yield f"{prefix}{name}", child
         else:
-            yield from _known_models(child, f"{prefix}{name}.")
+            yield from _known_models(child, f"{prefix}{name}.", seen)
 
 
 def _is_model(module: nn.Module) -> bool:

@@ -71,9 +71,15 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
     changed = fill(model, tensors, shown, translate, lenient)
     named = config.architecture if known else name  # a tag names weights, and these are others
     notes = (*known, *notes, *adapted, *changed)
-    if weights == "auto":
+    if weights == "auto" or _is_of_package(file, config):
         family.remember(model)
     return model.eval(), Provenance(model=named, weights=source or printable(file.name), weights_sha256=digest(file), notes=notes)
+
+
+def _is_of_package(file: Path, config: Any) -> bool:  # noqa: ANN401 - timm's PretrainedCfg
+    """Check whether a file is that of `offline_weights` for the model of a configuration."""
+    known = config is not None and config.architecture in offline.SOURCES
+    return known and file.resolve() == offline.cached(config.architecture).resolve()
 
 
 def built(name: str, size: tuple[int, int], **options: Any) -> nn.Module:  # noqa: ANN401

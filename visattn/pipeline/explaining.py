@@ -82,8 +82,9 @@ def explain(
         seed: Seed of methods that draw samples, of models that draw in their forward pass and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
         options: Options of the target: `versus`, another class, whose score is subtracted; `target_space`, the score whose gradient
-            is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in);
-            `prompt`, a text whose similarity to the image is explained, for models such as CLIP.
+            is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the names of the classes (`imagenet`: those of ImageNet;
+            those of published weights are known); `task`, what the outputs are if that is not known, see `Target`; `prompt`, a text
+            whose similarity to the image is explained, for models such as CLIP.
             Options of the preprocessing, see `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `mean`, `std`, `transform`,
             `color_profile`, `max_pixels`, `max_bytes`, `rgb`. All others are parameters of the method. A query is text, a pixel `(x, y)`
             of the upright photo, which selects the patch that covers it, or a tensor with one weight per token. A layer is an index, a

@@ -1,4 +1,4 @@
-"""What a model's outputs are, and what may be said of them.
+"""Meaning of a model's outputs, and the words that may be said of them.
 
 Probabilities are known where rows lie in [0, 1] and sum to 1, or where the model, its weights or the user say that the outputs are logits
 of classes or of independent labels. All others are called outputs, by their number, and get no probability.
@@ -82,7 +82,7 @@ _SCORES: Mapping[Kind, Mapping[Space, tuple[str, _Change]]] = {  # of each space
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the outputs `(B, k)` of a model are, and how they are called.
+    """Meaning of the outputs `(B, k)` of a model, and what they are called.
 
     Attributes:
         kind: What they are.
@@ -112,7 +112,7 @@ class Meaning:
 
     @property
     def noun(self) -> str:
-        """What one output stands for: `class`, `label`, `component` or `output`."""
+        """Noun for one output: `class`, `label`, `component` or `output`."""
         return noun_of(self.kind)
 
     def called(self, index: int) -> str:

@@ -147,7 +147,8 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
     if not bool(here.any()):
         others = [] if apart else [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
-        more = f" Largest somewhere are {', '.join(others[:8])}." if others else " Choose another mask."
+        known = "Predicted" if word == "logit" else "Largest somewhere"
+        more = f" {known} are {', '.join(others[:8])}." if others else " Choose another mask."
         raise OptionError(f"no pixel belongs to {name}, so it has no score.{more}")
 
     def score(output: Any) -> Tensor:  # noqa: ANN401

@@ -6,18 +6,19 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
-from visattn._support.files import regular
+from visattn._support.files import is_file, regular
 from visattn._support.language import option, worded
 from visattn._support.notes import note
 from visattn._support.reprs import brief
 from visattn._support.typed import check_types
 from visattn._support.types import Space, Task
 from visattn.errors import OptionError, ShapeError
+from visattn.families.timm import imagenet_classes
 from visattn.pipeline.outputs import Meaning, tensor_of
 
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
@@ -28,7 +29,7 @@ class TargetOptions(TypedDict, total=False):
 
     versus: int | str | None
     target_space: Space
-    labels: Sequence[str] | None
+    labels: Sequence[str] | Literal["imagenet"] | None
     prompt: str | None
     task: Task | None
 
@@ -46,7 +47,7 @@ class Target:
             that returns one number per image. `pixel:X,Y`, `mask:K` and `box:N` name places in a dense output or a detection.
         versus: Another class, whose score is subtracted.
         target_space: Score whose gradient is taken: `logit` (the output itself), `prob` (its probability) or `logprob`.
-        labels: Names of the classes or outputs, if known.
+        labels: Names of the classes or outputs, if known; `imagenet` stands for the 1000 names of ImageNet.
         prompt: Text whose similarity to the image is explained, for models of images and texts; `versus` is then another text.
         task: What the outputs are: `classes`, of which one is true; `multi_label`, each true or not; `regression`; `embedding`. None: as
             the model, its weights, its outputs or `labels` tell.
@@ -58,7 +59,7 @@ class Target:
     of: Of = None
     versus: int | str | None = None
     target_space: Space = "logit"
-    labels: Sequence[str] | None = None
+    labels: Sequence[str] | Literal["imagenet"] | None = None
     prompt: str | None = None
     task: Task | None = None
 
@@ -71,6 +72,8 @@ class Target:
             OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
         """
         check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
+        if self.labels == "imagenet":
+            object.__setattr__(self, "labels", imagenet_classes())
         if self.prompt is not None and (self.of is not None or self.target_space != "logit" or isinstance(self.versus, int)):
             raise OptionError(
                 f"{option('prompt')} is the target, and {option('versus')} another text. Leave out "
@@ -212,11 +215,13 @@ def _logits(output: Any) -> Any:  # noqa: ANN401
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read class names from a text file with one name per line.
+    """Read class names from a text file with one name per line; `imagenet` stands for those of ImageNet, unless there is such a file.
 
     Raises:
         OptionError: If the file cannot be read as text.
     """
+    if str(path) == "imagenet" and not is_file(path):
+        return imagenet_classes()
     try:
         lines = regular(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
