@@ -25,7 +25,9 @@ def facts(picture: str) -> dict[str, Any]:
 
 
 def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None:  # noqa: F811
-    code, out, err = run("overlay", photo, *CNN, "--method", "captum.kernel_shap", *FEW, "--baseline", "mean")
+    code, out, err = run(
+        "overlay", photo, *CNN, "--method", "captum.kernel_shap", *FEW, "--baseline", "mean", "--task", "classes"
+    )
     assert (code, out) == (0, "dog.tf_efficientnet_lite0.none.captum.kernel_shap.png\n")
     made = facts("dog.tf_efficientnet_lite0.none.captum.kernel_shap.png")
     assert made["method"] == "captum.kernel_shap"

@@ -17,7 +17,7 @@ HEADLESS = ("--model", "vit_small_patch14_dinov2", *TINY[2:5], "56", *TINY[6:])
 
 
 def test_class_given_by_name_is_reported_with_the_prediction(run: Run, photo: Path) -> None:
-    code, out, err = run("overlay", photo, *TINY, "--target", "espresso", "--versus", "tabby", "--json")
+    code, out, err = run("overlay", photo, *TINY, "--target", "espresso", "--versus", "tabby", "--labels", "imagenet", "--json")
     facts = json.loads(out)[0]["provenance"]
     assert code == 0
     assert facts["method"] == "relevance"
@@ -69,8 +69,9 @@ def test_method_options_are_accepted(run: Run, photo: Path, method: str) -> None
 
 REFUSED = {
     "index": (["--target", "1000"], "target must be a class from 0 to 999, got 1000"),
-    "name": (["--target", "expresso"], "unknown class 'expresso'. Close matches: espresso"),
-    "several": (["--target", "crane"], "'crane' matches several classes: 134 (crane"),
+    "name": (["--target", "expresso", "--labels", "imagenet"], "unknown class 'expresso'. Close matches: espresso"),
+    "several": (["--target", "crane", "--labels", "imagenet"], "'crane' matches several classes: 134 (crane"),
+    "no names": (["--target", "espresso"], "class names are unknown for this model, so 'espresso' cannot be looked up"),
     "not targeted": (["--method", "rollout", "--target", "3"], "method 'rollout' does not depend on a class"),
     "discard of 1": (["--method", "rollout", "--discard", "1"], "discard must be less than 1, got 1"),
     "residual": (["--method", "rollout", "--residual", "much"], "'much' is not one of: float, measured"),

@@ -112,7 +112,7 @@ def test_as_photo_converts_every_mode_to_rgb_without_changing_its_input(mode: st
         pytest.param(np.full((2, 2), -0.5), r"must lie in \[0, 1\], got -0.5 to -0.5. Scale its values", id="normalized"),
         pytest.param(np.full((2, 2), -3), r"must lie in \[0, 255\], got -3 to -3. Scale its values", id="negative integers"),
         pytest.param(
-            np.full((2, 2), 200.0), r"float64 must lie in \[0, 1\], got 200 to 200. Scale the float64 values", id="floats to 255"
+            np.full((2, 2), 200.0), r"float64 must lie in \[0, 1\], got 200 to 200. Scale its values", id="floats to 255"
         ),
         pytest.param(np.full((2, 2), 4000, np.uint16), r"uint16 must lie in \[0, 255\], got 4000 to 4000", id="12 bit"),
         pytest.param(np.array([[0.5, np.nan], [np.inf, 0]]), "got 2 NaN or infinite values", id="NaN"),

@@ -20,7 +20,6 @@ from visattn.provenance import Provenance
 
 _PLACE = "_visattn_facts"  # attribute of a model
 CHANGED = "the weights have changed since their preprocessing and classes were stated"
-UNKNOWN = "how images were preprocessed for these weights is not known"
 _SAMPLED = 64  # values of the last two tensors, those of a classifier's head; of all others one
 
 
@@ -90,6 +89,12 @@ def facts_of(model: nn.Module) -> Facts | None:
         known = replace(known, weights=f"{known.weights}, changed since", weights_sha256=None, random=False, warnings=())
     classes = told.get("classes")
     return Facts(known, told.get("input"), None if classes is None else tuple(classes), changed)
+
+
+def why_unknown(facts: Facts | None) -> str:
+    """Return why preprocessing is assumed where none was stated; nothing for random weights, for which there is none."""
+    is_random = facts is not None and facts.provenance is not None and facts.provenance.random
+    return "" if is_random else "how images were preprocessed for these weights is not known"
 
 
 def family_of(model: nn.Module) -> str:

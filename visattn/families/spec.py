@@ -33,7 +33,7 @@ class InputSpec:
         sources: Source of each of `size`, `mean` and `std`.
         processor: Function from an RGB image to the model's input, if the model comes with one; used in place of `transform`.
         keyword: Name of the parameter that takes the pixels, if it is not the model's first.
-        why: Why values are assumed, if some are.
+        why: Why values are assumed, if some are; empty if that needs no warning.
     """
 
     size: tuple[int, int]

@@ -13,7 +13,7 @@ from visattn._support.language import worded
 from visattn._support.memory import OfStructure
 from visattn.capturing import ModelDescription, module_names
 from visattn.errors import OptionError
-from visattn.families.facts import CHANGED, UNKNOWN, facts_of, state
+from visattn.families.facts import CHANGED, facts_of, state, why_unknown
 from visattn.families.feature_maps import last_feature_map
 from visattn.families.published import of_timm
 from visattn.families.sizes import takes
@@ -89,7 +89,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     if facts is not None and facts.input is not None:
         published, why = not facts.changed, CHANGED
     else:
-        published, why = of_timm(model, known).body, UNKNOWN
+        published, why = of_timm(model, known).body, why_unknown(facts)
     own = known if published else {}
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     if channels not in (1, 3) and _rearranges(model, size):

@@ -15,7 +15,7 @@ from torchvision.transforms._presets import ImageClassification
 from visattn._support.language import option, worded
 from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
-from visattn.families.facts import CHANGED, UNKNOWN, facts_of, state
+from visattn.families.facts import CHANGED, facts_of, state, why_unknown
 from visattn.families.feature_maps import last_feature_map
 from visattn.families.published import of_torchvision
 from visattn.families.spec import InputSpec, per_channel, sources
@@ -104,7 +104,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
             "given" if asked else "model" if its_own or hasattr(model, "image_size") else "assumed",
             channels,
         ),
-        why=CHANGED if facts is not None and facts.changed else UNKNOWN,
+        why=CHANGED if facts is not None and facts.changed else why_unknown(facts),
     )
 
 

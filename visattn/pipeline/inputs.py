@@ -237,7 +237,7 @@ def _each_channel(photo: Image.Image | Bands, see: Callable[[Image.Image], _Seen
 
 def _assumptions(spec: InputSpec) -> tuple[str, ...]:
     """Return one sentence that names the assumed settings of the model's input."""
-    if not (names := spec.assumed()):
+    if not (names := spec.assumed()) or not spec.why:
         return ()
     values = {
         "size": f"size {spec.size[0]} x {spec.size[1]}",

@@ -166,7 +166,8 @@ class Target:
             return named
         if self.labels is None:
             raise OptionError(
-                f"class names are unknown for this model, so '{printable(named)}' cannot be looked up. Pass an index or labels."
+                f"class names are unknown for this model, so '{printable(named)}' cannot be looked up. Pass an index, or the names: "
+                + worded("labels=[...], or labels='imagenet'.", "--labels FILE, or --labels imagenet.")
             )
         wanted = named.strip().lower()
         known = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in self.labels[:classes]]
