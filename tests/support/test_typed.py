@@ -36,7 +36,7 @@ def vit() -> Any:
         ({"head": "x"}, "head must be a whole number or 'all', got 'x'."),
         ({"head": True}, "head must be a whole number or 'all', got True."),
         ({"img_size": "big"}, "img_size must be a whole number or 2 values, each a whole number or None, got 'big'."),
-        ({"labels": 5}, "labels must be a list or None, got 5."),
+        ({"labels": 5}, "labels must be a list or 'imagenet' or None, got 5."),
         ({"target": 1.5}, "target must be a whole number or a string or a list or a function or None, got 1.5."),
         ({"max_pixels": "x"}, "max_pixels must be a whole number, got 'x'."),
         ({"versus": 1.5}, "versus must be a whole number or a string or None, got 1.5."),

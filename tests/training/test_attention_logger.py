@@ -443,8 +443,8 @@ def test_target_is_explained_instead_of_the_top_class(sheets: Sheets) -> None:
     shares = model(two).softmax(1)
     assert [cell.caption for cell in sheets[-1][0][0]] == [f"red, {shares[0, 0]:.0%}", f"green, {shares[1, 1]:.0%}"]
     for target in (2, [2, 2], torch.tensor([2, 2])):
-        logger_of(model, images=two, target=target, style={"opacity": 1.0})
-        told = [f"class 2, {share:.0%}\npredicted class {best}" for best, share in enumerate(shares[:, 2])]
+        logger_of(model, images=two, target=target, task="classes", style={"opacity": 1.0})
+        told = [f"class 2, {share:.0%}\npredicted: class {best}" for best, share in enumerate(shares[:, 2])]
         assert [cell.caption for cell in sheets[-1][0][0]] == told
         for panel in sheets[-1][0][1]:
             hot = np.argwhere((np.asarray(panel.picture) == table("inferno")[-1]).all(-1))
@@ -613,7 +613,7 @@ def test_same_page_is_written_to_folder_tensorboard_and_function(tmp_path: Path)
         assert written.tobytes() == page.tobytes()
         told = json.loads(written.text["visattn"])  # type: ignore[attr-defined]
     assert (told["weights"], told["method"], told["parameters"]["layer"]) == ("in training, step 12", "gradcam", "2")
-    assert told["target"][0].startswith("class ")
+    assert told["target"][0].startswith("output ")
 
 
 @pytest.mark.filterwarnings("default")  # ignore warnings from its own imports
@@ -693,7 +693,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         headless,
         {"method": "gradcam"},
         OptionError,
-        r"a class target needs logits \(B, classes\), the model returned",
+        r"a class target needs outputs \(B, classes\), the model returned",
     ),
     "features": (
         lambda: tiny.vit(num_classes=0),

@@ -34,6 +34,7 @@ from visattn.maps import AttentionMap, value_range
 from visattn.maps.scaling import resolved, within
 from visattn.methods.table import MethodName
 from visattn.pipeline.batches import Asked, asked_of
+from visattn.pipeline.outputs import noun_of
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import parameter_names
 from visattn.pipeline.targets import Of, TargetOptions
@@ -157,7 +158,9 @@ def _common(every: Sequence[Provenance]) -> Provenance:
     own: dict[str, Any] = {"image_sha256": None, "scores": (), "sinks": ()}
     own = {name: none for name, none in own.items() if any(getattr(one, name) != getattr(first, name) for one in every)}
     targets = {text.partition(" = ")[0] for one in every for text in one.target}  # without the score
-    target = tuple(targets) if len(targets) == 1 else ("the top class of each frame",) * bool(targets)
+    noun = noun_of(first.scores[0]["outputs"]) if first.scores else "class"
+    top = "the top class of each frame" if noun == "class" else f"the largest {noun} of each frame"
+    target = tuple(targets) if len(targets) == 1 else (top,) * bool(targets)
     warnings = Counter(text for one in every for text in one.warnings)
     told = tuple(text if found == count else f"{text} (in {found} of {count} frames)" for text, found in warnings.items())
     return replace(first, target=target, warnings=told, **own)
