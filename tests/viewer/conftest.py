@@ -38,7 +38,7 @@ def study() -> Study:
     """Study a classifier with a class token, whose grid has 14 x 14 cells."""
     torch.manual_seed(0)
     model = timm.create_model("deit_tiny_patch16_224", depth=3).eval()
-    return visattn.study(model, "photo:chelsea", methods=["rollout", "relevance"])
+    return visattn.study(model, "photo:chelsea", methods=["rollout", "relevance"], labels="imagenet")
 
 
 @pytest.fixture(scope="session")

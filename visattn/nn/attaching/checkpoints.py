@@ -28,6 +28,7 @@ class _Reading:
         names: Mapping from names in the checkpoint to our names.
         tensors: Tensors by our names, reshaped to our shapes where this is unambiguous.
         gap: Number of names on either side without a match.
+        lacking: Number of our names without a match.
         fits: Whether names and shapes are those of the layout.
     """
 
@@ -35,6 +36,7 @@ class _Reading:
     names: Mapping[str, str]
     tensors: Mapping[str, Tensor]
     gap: int
+    lacking: int
     fits: bool
 
 
@@ -175,7 +177,7 @@ def _read(part: nn.Module, held: Mapping[str, Tensor], asked: str | None, name: 
     layout = fitting[0].layout
     if layout.lacks:
         raise WeightsError(f"{where} cannot load a checkpoint of {layout.name}: {layout.lacks}. No option does that.")
-    wrong = [option for option, holds in layout.options.items() if not holds(part)] if fitting[0].gap == 0 else []
+    wrong = [option for option, holds in layout.options.items() if not holds(part)] if not fitting[0].lacking else []
     if wrong:
         raise WeightsError(
             f"{where} must be built with {', '.join(wrong)} to match {layout.name}, whose layout the checkpoint has. "
@@ -203,7 +205,7 @@ def _readings(part: nn.Module, held: Mapping[str, Tensor]) -> list[_Reading]:
             fits = not gap and layout.told(part, tensors)
         else:
             fits = not gap and all(tensor.shape == own[name].shape for name, tensor in tensors.items())
-        found.append(_Reading(layout, names, tensors, gap, fits))
+        found.append(_Reading(layout, names, tensors, gap, len(lacking), fits))
     return found
 
 
