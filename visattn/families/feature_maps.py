@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checkpointing import without_checkpoints
 from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn._support.module_hooks import module_hooks
@@ -151,7 +152,7 @@ def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watc
 
     try:
         bare = without_values(model)
-        with torch.no_grad(), same_randomness(), module_hooks(bare, after=after):
+        with torch.no_grad(), same_randomness(), without_checkpoints(bare), module_hooks(bare, after=after):
             bare(torch.empty(1, channels, *size, device="meta"))
     except KeyboardInterrupt:
         raise

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from visattn._support.checkpointing import without_checkpoints
 from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn.families.feature_maps import without_values
@@ -50,8 +51,14 @@ def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
 def _runs(model: nn.Module, channels: int, size: tuple[int, int], *, repeating: bool) -> bool:
     pixels = torch.empty(1, channels, *size, device="meta")
     try:
-        with torch.no_grad(), same_randomness(), nullcontext() if repeating else _WithoutRepeats(pixels):
-            without_values(model)(pixels)
+        bare = without_values(model)
+        with (
+            torch.no_grad(),
+            same_randomness(),
+            without_checkpoints(bare),
+            nullcontext() if repeating else _WithoutRepeats(pixels),
+        ):
+            bare(pixels)
     except KeyboardInterrupt:
         raise
     except BaseException:  # the model may raise anything

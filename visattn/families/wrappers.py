@@ -45,7 +45,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     if not hasattr(model, "modules"):  # an exported program: `capture` refuses it
         return model
-    while isinstance(model, _WRAPPERS) or isinstance(vars(model).get("_modules", {}).get("_orig_mod"), nn.Module):
+    while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
     split = type(model).__name__ == _SHARDED
     if distributed.is_available() and distributed.is_initialized():  # looking at every module and parameter takes milliseconds

@@ -136,6 +136,7 @@ def asked(
     question = ask(method, options, Target(target_of(target), **told))
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+    compiled = isinstance(getattr(model, "_orig_mod", None), nn.Module)
     model = unwrapped(model)
     if inputs is not None:
         prepared = prepare_inputs(inputs, photo, model, how)
@@ -143,6 +144,8 @@ def asked(
         prepared = prepare_with([photo], model, how)
     else:
         prepared = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
+    if compiled:
+        prepared = replace(prepared, notes=(*prepared.notes, "the model is compiled, and ran without that"))
     return Asked(model, prepared, question)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from visattn import capturing
 from visattn._support.checks import first_line
 from visattn._support.language import option, worded
-from visattn._support.modes import callers_modes, evaluating, seeded
+from visattn._support.modes import callers_autocast, callers_modes, evaluating, seeded
 from visattn._support.progress import progress
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
@@ -92,7 +92,7 @@ def one_pass(
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:
         _check_classes(model, spec, target)
-    resolved = None
+    resolved, modes = None, _modes(model, pixels)
     with evaluating(model, frozen=True):
         if target is None:
             with torch.no_grad(), capture(model, values=values, features=features) as recording:
@@ -114,6 +114,7 @@ def one_pass(
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)
     _check_size(spec, pixels)
+    recording = replace(recording, provenance=recording.provenance.but(notes=modes)) if modes else recording
     return Pass(recording, resolved, Detections.of(output, prepared.inputs), output)
 
 
@@ -125,6 +126,14 @@ def _graded(model: nn.Module, recording: Recording, score: Tensor | Mapping[str,
             f"{type(model).__name__}: PyTorch has no gradient of the score with respect to its layers. Use a method "
             "without gradients, such as 'captum.occlusion'."
         ) from error
+
+
+def _modes(model: nn.Module, pixels: Tensor) -> tuple[str, ...]:
+    """Return a note on each mode in which the model computes something else for the caller, or runs otherwise than it was."""
+    cast = callers_autocast(pixels.device.type)
+    notes = [f"the model ran under autocast to {str(cast).removeprefix('torch.')}"] if cast is not None else []
+    notes += ["the model was in training mode, and ran in evaluation mode"] if model.training else []
+    return tuple(notes)
 
 
 def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> Recording:
@@ -163,6 +172,7 @@ def scoring(
         raise ShapeError(f"a score needs a batch of one photo, got {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)
     _check_size(spec, pixels)
+    modes = _modes(model, pixels)
     with evaluating(model, frozen=True), progress("edited images", "image") as bar:
         with torch.no_grad():
             output = answer_of(model, pixels, prepared)
@@ -175,7 +185,7 @@ def scoring(
             return scores
 
         seen = [] if features == "none" else look(model, prepared, features=features).features
-        provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores)
+        provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores, notes=modes)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
         yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
 
