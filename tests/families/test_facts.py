@@ -40,7 +40,7 @@ def averaged(model: nn.Module) -> nn.Module:
     return made
 
 
-class Around(lightning.LightningModule):
+class Around(lightning.LightningModule):  # type: ignore[misc]
     """Module with a model in it; what it does before and after is given."""
 
     def __init__(
@@ -84,7 +84,7 @@ def test_rounded_weights_are_the_same_weights() -> None:
 def test_changed_weights_lose_names_and_their_preprocessing_is_assumed() -> None:
     model = visattn.load_model("scenes_vit")
     with torch.no_grad():
-        dict(model.named_parameters())["blocks.1.mlp.fc1.weight"] *= 1.01
+        model.get_parameter("blocks.1.mlp.fc1.weight").mul_(1.01)
     spec = input_spec(model)
     assert labels(model) is None
     assert set(spec.sources.values()) == {"assumed"}
@@ -100,7 +100,7 @@ def test_a_trained_random_model_is_not_called_random() -> None:
     model = visattn.load_model("vit_tiny_patch16_224", weights="none")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.01
+            parameter.add_(0.01)
     found = visattn.explain(model, PHOTO, method="attention").provenance
     assert not found.random
     assert not any("random" in text for text in found.warnings)

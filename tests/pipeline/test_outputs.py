@@ -94,13 +94,13 @@ CASES: dict[str, Case] = {
     "mask": Case(
         lambda y: y[:, :, None, None].expand(-1, -1, 4, 4),
         {"target": "pixel:30,30"},
-        "output of channel 4, the largest, at",
+        "output of channel 4, the largest at",
         False,
     ),
     "mask of classes": Case(
         lambda y: y[:, :, None, None].expand(-1, -1, 4, 4),
         {"target": "pixel:30,30", "labels": LETTERS},
-        "logit of e, which is predicted, at",
+        "logit of e, which is predicted at",
         False,
     ),
 }
@@ -172,17 +172,11 @@ def test_probabilities_are_those_of_the_outputs() -> None:
 )
 def test_a_configuration_states_what_outputs_are(problem: str | None, begins: str) -> None:
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=64,
-        patch_size=16,
-        num_labels=4,
+    config: Any = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=64, patch_size=16
     )
-    config.problem_type = problem
-    model = ViTForImageClassification(config).eval()
+    config.num_labels, config.problem_type = 4, problem
+    model: Any = ViTForImageClassification(config).eval()  # type: ignore[no-untyped-call]
     assert visattn.explain(model, PHOTO).provenance.target[0].startswith(begins)
     config.id2label = dict(enumerate("wxyz"))
     names = {"regression": " (output ", "multi_label_classification": " (label "}
