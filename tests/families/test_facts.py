@@ -6,7 +6,7 @@ import copy
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import huggingface_hub.constants
 import lightning
@@ -58,7 +58,7 @@ KEEPING: dict[str, Changed] = {
     "pickle": pickled,
     "average of equal weights": averaged,
     "DataParallel": nn.DataParallel,
-    "compile": lambda model: torch.compile(model),  # type: ignore[return-value]
+    "compile": lambda model: cast("nn.Module", torch.compile(model)),
     "Lightning": lambda model: Around(model).eval(),
     "Lightning twice": lambda model: Around(Around(model)).eval(),
 }

@@ -1,4 +1,4 @@
-"""What may be said of outputs: probabilities, classes and names only where they are known, in Python, on the command line and in files."""
+"""Words about outputs: probabilities, classes and names only where they are known, in Python, on the command line and in files."""
 
 from __future__ import annotations
 
