@@ -19,7 +19,6 @@ from visattn._support.checks import between
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
-from visattn._support.types import Task
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
@@ -100,7 +99,6 @@ class AttentionLogger:
         method: MethodName | str = "auto",  # editors complete the names
         target: Of | Tensor = None,
         labels: Sequence[str] | None = None,
-        task: Task | None = None,
         tag: str = "attention",
         style: PageOptions | None = None,
         **parameters: Any,  # noqa: ANN401 - the method's own
@@ -119,11 +117,10 @@ class AttentionLogger:
             target: Class to explain, as an index or a name; one for all images, or one for each, such as the labels. None: the top
                 class at that step. Or a function from the model's output to one number for each image.
             labels: Names of the classes.
-            task: What the outputs are, if neither the model nor `labels` tell: `classes`, `multi_label`, `regression` or `embedding`.
             tag: Name of the figure in TensorBoard.
             style: Dictionary with options of `visattn.drawing.Style`, and `panel`, the width of a panel in pixels. Defaults: `opacity`
                 0.6, `interpolation` `nearest`, `panel` 160.
-            parameters: Parameters of the method, such as `layer`.
+            parameters: Parameters of the method, such as `layer`; and `task`, what the outputs are if neither the model nor `labels` tell.
 
         Raises:
             OptionError: If an option is unknown or out of range, or the method does not apply to the model.
@@ -140,6 +137,7 @@ class AttentionLogger:
         self._seen = replace(seen, pixels=seen.pixels.detach().cpu().clone())
         options: dict[str, Any] = {"panel": _PANEL, **PAGE, **(style or {})}
         self._panel, self._style = round(between(options.pop("panel"), 32, 2000, "panel")), Style(**options).opaque()
+        task = parameters.pop("task", None)
         self._question = ask(method, parameters, Target(_classes(target), labels=labels, task=task))
         if self._question.method is not None and not _drawable(self._question.method):
             known = ", ".join(name for name, each in METHODS.items() if _drawable(each))
