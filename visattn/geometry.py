@@ -73,6 +73,14 @@ class Geometry:
         return cls(tuple(data["photo"]), tuple(data["input"]), Box(*data["window"]), data["rule"])
 
     @property
+    def share(self) -> float:
+        """Share of the photo that the model received."""
+        top, left, bottom, right = self.window
+        height = min(bottom, self.photo[0]) - max(top, 0)
+        width = min(right, self.photo[1]) - max(left, 0)
+        return max(height, 0) * max(width, 0) / (self.photo[0] * self.photo[1])
+
+    @property
     def scale(self) -> tuple[float, float]:
         """Photo pixels per input pixel, `(vertical, horizontal)`."""
         return self.window.height / self.input[0], self.window.width / self.input[1]

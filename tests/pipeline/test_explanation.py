@@ -320,3 +320,13 @@ def test_error_inside_the_capture_is_not_blamed_on_the_model(monkeypatch: pytest
     monkeypatch.setattr("visattn.capturing.trace.tracer.operation_of", None)
     with pytest.raises(TypeError, match="not callable"):
         visattn.explain(tiny.vit(), np.zeros((32, 48, 3), np.uint8), method="attention")
+
+
+@pytest.mark.parametrize(("width", "told"), [(64, False), (114, False), (180, True), (512, True)])
+def test_a_photo_of_which_much_is_cut_off_has_a_warning(width: int, told: bool) -> None:
+    photo = Image.effect_noise((width, 64), 80).convert("RGB")
+    found = visattn.explain("scenes_cnn", photo)
+    share = 64 / width
+    warned = [text for text in found.provenance.warnings if "of the photo" in text]
+    assert warned == [f"the model received {share:.0%} of the photo; resize='fit' shows it all of it"] * told
+    assert not visattn.explain("scenes_cnn", photo, resize="fit").provenance.warnings

@@ -83,7 +83,7 @@ def ring(picture: Image.Image, points: Sequence[tuple[float, float]], color: tup
         return picture
     array = np.array(picture)
     width = _stroke(picture)
-    radius = max(4, round(max(picture.size) / 60))
+    radius = max(4, round(_size(picture) / 60))
     for y, x in points:
         cv2.circle(array, (int(x), int(y)), radius, _BLACK, 3 * width, cv2.LINE_AA)
         cv2.circle(array, (int(x), int(y)), radius, color, width, cv2.LINE_AA)
@@ -119,7 +119,7 @@ def draw_box(picture: Image.Image, box: Box, label: str = "", seen: Box | None =
         cv2.rectangle(array, *_corners(box), color, thick)
     drawn = Image.fromarray(array)
     if label:
-        draw, font = ImageDraw.Draw(drawn), ImageFont.load_default(max(12, max(picture.size) // 40))
+        draw, font = ImageDraw.Draw(drawn), ImageFont.load_default(max(12, _size(picture) // 40))
         left, top = max(box.left, seen.left) + 2 * width, max(box.top, seen.top) + 2 * width
         draw.text((left, top), label, WHITE, font, anchor="lt", stroke_width=2 * width, stroke_fill=_BLACK)
     return carried(inside_only(seen, drawn, picture), picture)
@@ -156,7 +156,7 @@ def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen:
         for box in finest:
             cv2.rectangle(array, *_corners(box), color, thick)
         cv2.polylines(array, line, False, _BLACK if color == _BLACK else _MARK, thick, cv2.LINE_AA, _SHIFT)
-    digit = min(max(12, max(picture.size) // 30), int(min(min(box.height, box.width) for box in finest) / 3))
+    digit = min(max(12, _size(picture) // 30), int(min(min(box.height, box.width) for box in finest) / 3))
     radius = round(0.8 * digit) if digit >= _LEGIBLE else width
     drawn = Image.fromarray(array)
     draw = ImageDraw.Draw(drawn)
@@ -194,4 +194,9 @@ def _corners(box: Box) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _stroke(picture: Image.Image) -> int:
-    return max(1, round(max(picture.size) / 500))
+    return max(1, round(_size(picture) / 500))
+
+
+def _size(picture: Image.Image) -> int:
+    """Return the side by which marks grow: the long one, up to one and a half of the short one, so that they fit a panorama."""
+    return min(max(picture.size), min(picture.size) * 3 // 2)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visattn._support.language import worded
+from visattn._support.language import option, worded
 from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
@@ -43,6 +43,8 @@ from visattn.pipeline.run import scoring, telling_memory
 from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.pipeline.tensors import prepare_inputs, prepare_tensor
 from visattn.records import Recording
+
+_MUCH = 0.4  # share of the photo; the usual crop of a photo of 16:9 shows more
 
 
 @spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
@@ -304,6 +306,10 @@ def answer(
             f"{len(found.layout.holes)} of {math.prod(found.layout.grid)} patches are hatched: the model dropped their tokens"
         )
         found = replace(found, provenance=found.provenance.but(notes=(dropped,)))
+    if geometry.share < _MUCH:
+        fit = option("resize", "fit")
+        unseen = f"the model received {geometry.share:.0%} of the photo; {fit} shows it all of it"
+        found = replace(found, provenance=found.provenance.but(warnings=(unseen,)))
     if chosen.targeted and not bool(found.values.nan_to_num().any()):
         empty = "the map is zero everywhere: no positive evidence for the target, so the image is left unchanged"
         found = replace(found, provenance=found.provenance.but(warnings=(empty,)))
