@@ -55,6 +55,8 @@ wrong_labels = lambda split: items([(gray, 0), (gray, 2)], classes=["a", "b"])
 text_labels = lambda split: items([(gray, "cat"), (gray, "dog")])
 one_class = lambda split: items([(gray, 0), (gray, 0)])
 few_labels = lambda split: items([(gray, 0), (gray, 1)], targets=[0])
+ratings = lambda split: items([(gray, 1.9), (gray, 2.1), (gray, 2.9)])
+ratings_beside = lambda split: items([(gray, 1), (gray, 2)], targets=[1.5, 2.0])
 tensors = lambda split: items([(gray.astype(np.float32), 0), (gray, 1)])
 no_pair = lambda split: items([gray, gray], targets=[0, 1])
 """
@@ -92,6 +94,12 @@ def test_images_labels_and_classes_are_those_of_the_dataset(file: Path) -> None:
         ("text_labels", DataError, "labels must be class indices"),
         ("one_class", DataError, "must hold two classes or more"),
         ("few_labels", DataError, "must have one label per item, got 2 items and 1 labels"),
+        (
+            "ratings",
+            DataError,
+            r"labels must be class indices, got 1.9 for item 0. Return whole numbers; numbers with fractions",
+        ),
+        ("ratings_beside", DataError, r"got 1.5 for item 0"),
         ("tensors", DataError, r"must be an image of PIL or a uint8 array \(H, W\) or \(H, W, 3\), got float32 \(4, 4\)"),
         ("no_pair", ImageError, "cannot be read"),
     ],
@@ -140,3 +148,44 @@ def test_training_does_not_depend_on_workers(file: Path, tmp_path: Path) -> None
     assert different(*found) == []
     assert "`own.py:noise`" in (tmp_path / "run0" / "README.md").read_text()
     assert str(tmp_path) not in (tmp_path / "run0" / "README.md").read_text()
+
+
+OTHERWISE = (
+    FILE
+    + """
+class Changed(Noise):
+    def __getitem__(self, index):
+        picture, label = super().__getitem__(index)
+        return picture, 1 - label
+
+class Late(Noise):
+    def __getitem__(self, index):
+        picture, label = super().__getitem__(index)
+        return picture, 1 - label if index == 33 else label
+
+changed = lambda split: Changed(13 if split == "train" else 5, split == "train")
+late = lambda split: Late(60 if split == "train" else 5, split == "train")
+same = lambda split: Noise(13, 0)
+as_floats = lambda split: items([(picture, float(label)) for picture, label in (noise(split)[i] for i in range(5))])
+"""
+)
+
+
+def test_the_label_of_an_item_is_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OTHERWISE)
+    data = load_labeled(f"{file}:changed", "train")
+    assert data.labels.tolist() == [1 - number % 2 for number in range(13)]
+    assert [data[index][1] for index in range(13)] == data.labels.tolist()
+    late = load_labeled(f"{file}:late", "train")
+    with pytest.raises(DataError, match="late train 33: the label of the item is 0, and 1 in the dataset's list of labels"):
+        late[33]
+    assert load_labeled(f"{file}:as_floats", "train").labels.tolist() == [0, 1, 0, 1, 0]
+
+
+def test_a_function_that_ignores_the_split_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OTHERWISE)
+    with pytest.raises(DataError, match=r"same\(\) returns the same 13 items for both splits. Return others for split='test'"):
+        train(recipe(Path(f"{file}:same")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

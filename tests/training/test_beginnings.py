@@ -15,7 +15,7 @@ from tests.training.small import pictures, recipe
 from visattn.errors import DataError, OptionError, WeightsError
 from visattn.training import train
 from visattn.training.config import Config
-from visattn.training.tasks.classification import begin_with, blueprint_of
+from visattn.training.tasks.classification import Classification, begin_with, blueprint_of
 
 
 @pytest.fixture
@@ -66,3 +66,15 @@ def test_unreadable_test_set_is_an_error(tmp_path: Path, maps_every: int) -> Non
         path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match=r"no test image can be read\.$"):
         train(replace(recipe(data), maps_every=maps_every, max_unreadable=1.0), tmp_path / "run")
+
+
+def test_weights_of_a_run_bring_its_normalization(tmp_path: Path) -> None:
+    first = replace(recipe(pictures(tmp_path / "data")), model="resnet10t", widths=(), img_size=32)
+    train(first, tmp_path / "run")
+    own = Classification(first).blueprint
+    again = Classification(replace(first, weights=str(tmp_path / "run" / "final" / "model.safetensors"))).blueprint
+    assert (again.mean, again.std) == (own.mean, own.std)
+    assert own.mean != (0.485, 0.456, 0.406)
+    alone = tmp_path / "model.safetensors"
+    alone.write_bytes((tmp_path / "run" / "final" / "model.safetensors").read_bytes())
+    assert Classification(replace(first, weights=str(alone))).blueprint.mean == (0.485, 0.456, 0.406)

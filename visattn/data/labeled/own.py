@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ class OwnDataset:
     """Dataset that `file.py:factory` returns for a split; see `LabeledDataset`.
 
     The function is called with `split="train"` and `split="test"`. It returns a map-style dataset, as `torch.utils.data.Dataset`: its items
-    are an image and a class index. Images are of PIL or uint8 arrays `(H, W)` or `(H, W, 3)`, without augmentation. Labels are read from
-    its `targets` or `labels`, as in torchvision, else from every item once. Names of classes are read from its `classes`, else they are
-    the indices. Whether images are gray, and whether they have one size, is read from a few. A worker process calls the function again.
+    are an image and a class index. Images are of PIL or uint8 arrays `(H, W)` or `(H, W, 3)`, without augmentation. The label of an item
+    is its own. It is read from `targets` or `labels`, as in torchvision, if these agree with some items, else from every item once. Names
+    of classes are read from its `classes`, else they are the indices. Whether images are gray, and whether they have one size, is read
+    from a few. A worker process calls the function again.
     """
 
     def __init__(self, name: str, split: Split) -> None:
@@ -52,7 +54,7 @@ class OwnDataset:
                 "Correct it, or name more classes."
             )
         check_learnable(self.labels, self.classes, self.title)
-        some = [*self._readable(np.linspace(0, len(self) - 1, _LOOKED_AT, dtype=int).tolist())]
+        some = [*self._readable(self._some())]
         self.channels = 1 if all(picture.mode == "L" for picture in some) else 3
         sizes = {(picture.height, picture.width) for picture in some}
         self.size = sizes.pop() if len(sizes) == 1 else None
@@ -74,17 +76,65 @@ class OwnDataset:
 
     def _read_labels(self) -> NDArray[np.int64]:
         told = getattr(self._dataset, "targets", getattr(self._dataset, "labels", None))
-        if told is None:
-            told = [self._item(index)[1] for index in range(len(self._dataset))]
+        count = len(self._dataset)
+        if told is not None and len(told) != count:
+            raise DataError(f"{self.title}: must have one label per item, got {count} items and {len(told)} labels.")
+        if told is None or not self._agrees(told):
+            told = [self._item(index)[1] for index in range(count)]
+        return np.asarray([self._class(index, label) for index, label in enumerate(told)], dtype=np.int64)
+
+    def _agrees(self, told: Any) -> bool:  # noqa: ANN401
+        """Check that labels beside the items are those of some items; `target_transform` of torchvision changes the items alone."""
+        for index in self._some():
+            with suppress(ImageError):
+                if self._class(index, told[index]) != self._class(index, self._item(index)[1]):
+                    return False
+        return True
+
+    def _some(self) -> list[int]:
+        return np.unique(np.linspace(0, len(self._dataset) - 1, _LOOKED_AT, dtype=int)).tolist()  # type: ignore[no-any-return]
+
+    def _class(self, index: int, label: Any) -> int:  # noqa: ANN401 - the user's
+        """Return a label as a class index.
+
+        Raises:
+            DataError: If it is no whole number.
+        """
         try:
-            labels = np.asarray([int(label) for label in told], dtype=np.int64)
+            number = int(label)
+            whole = not isinstance(label, str) and number == label
         except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{self.title}: labels must be class indices ({first_line(error)}). Return whole numbers.") from error
-        if len(labels) != len(self._dataset):
+        if not whole:
             raise DataError(
-                f"{self.title}: must have one label per item, got {len(self._dataset)} items and {len(labels)} labels."
+                f"{self.title}: labels must be class indices, got {printable(str(label))} for item {index}. Return whole numbers; numbers "
+                "with fractions are no classes."
             )
-        return labels
+        return number
+
+    def check_apart(self, other: OwnDataset) -> None:
+        """Check that another split does not hold the same items.
+
+        Raises:
+            DataError: If all items that are looked at are equal.
+        """
+        if len(self) == len(other) and np.array_equal(self.labels, other.labels):
+            pairs = list(zip(self._looks(), other._looks(), strict=True))
+            if pairs and all(one == two for one, two in pairs):
+                name = self._name.rpartition(":")[2]
+                raise DataError(
+                    f"{printable(self._name)}: {name}() returns the same {len(self)} items for both splits. Return others for split='test'."
+                )
+
+    def _looks(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the size and the pixels of some items, or nothing of one that cannot be read."""
+        for index in self._some():
+            try:
+                picture = self[index][0]
+            except ImageError:
+                yield (index,)
+            else:
+                yield picture.size, picture.tobytes()
 
     def _item(self, index: int) -> tuple[Any, Any]:
         """Return an item of the dataset.
@@ -109,7 +159,12 @@ class OwnDataset:
             ImageError: If the item cannot be read.
             DataError: If it is no image.
         """
-        picture, _ = self._item(index)
+        picture, label = self._item(index)
+        if self._class(index, label) != self.labels[index]:
+            raise DataError(
+                f"{self.name(index)}: the label of the item is {printable(str(label))}, and {self.labels[index]} in the dataset's list of "
+                "labels. Make them agree, or leave the list out."
+            )
         if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] in ((), (3,)) and picture.ndim > 1:
             picture = Image.fromarray(picture)
         if not isinstance(picture, Image.Image):

@@ -19,6 +19,7 @@ from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.data import LabeledDataset, load_labeled
+from visattn.data.labeled.own import OwnDataset
 from visattn.data.labeled.readers import PUBLISHED
 from visattn.data.labeled.subsets import held_out
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
@@ -53,6 +54,8 @@ class Classification(Task):
         self.pictures: LabeledDataset
         self.tests: LabeledDataset
         self.pictures, self.tests = (labeled(config, split) for split in get_args(Split))
+        if isinstance(self.pictures, OwnDataset) and isinstance(self.tests, OwnDataset):
+            self.pictures.check_apart(self.tests)
         if config.validation:
             self.pictures, self.validation = held_out(self.pictures, config.validation, config.seed)
         self.keeps_best, self.patience = config.keep == "best", config.patience

@@ -175,5 +175,6 @@ def moments_of(config: Recipe, pictures: ImageDataset, channels: int) -> tuple[t
     """Return the mean and standard deviation for normalization: those of the images, or of published weights if they are used."""
     if config.weights == "none":
         return moments(pictures, "L" if channels == 1 else "RGB")
-    spec = input_spec(load_model(config.model, weights="none"))
+    file = config.weights != "auto"  # whose `model.json`, if there is one, states what its images were normalized with
+    spec = input_spec(load_model(config.model, weights=config.weights if file else "none"))
     return spec.mean, spec.std
