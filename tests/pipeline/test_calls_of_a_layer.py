@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 class Apart(Net):
-    """The same with a ReLU for each layer."""
+    """CNN with a ReLU for each layer."""
 
     def __init__(self) -> None:
         super().__init__()
