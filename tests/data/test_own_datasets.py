@@ -57,6 +57,10 @@ one_class = lambda split: items([(gray, 0), (gray, 0)])
 few_labels = lambda split: items([(gray, 0), (gray, 1)], targets=[0])
 ratings = lambda split: items([(gray, 1.9), (gray, 2.1), (gray, 2.9)])
 ratings_beside = lambda split: items([(gray, 1), (gray, 2)], targets=[1.5, 2.0])
+empty = lambda split: items([])
+empty_with_labels = lambda split: items([], targets=[])
+counts_beside = lambda split: items([(gray, 0), (gray, 1)], targets=2, classes=2)
+tables_beside = lambda split: items([(gray, 0), (gray, 1)], targets={"a": 1, "b": 0}, classes={"b": 1, "a": 0})
 tensors = lambda split: items([(gray.astype(np.float32), 0), (gray, 1)])
 no_pair = lambda split: items([gray, gray], targets=[0, 1])
 """
@@ -100,6 +104,8 @@ def test_images_labels_and_classes_are_those_of_the_dataset(file: Path) -> None:
             r"labels must be class indices, got 1.9 for item 0. Return whole numbers; numbers with fractions",
         ),
         ("ratings_beside", DataError, r"got 1.5 for item 0"),
+        ("empty", DataError, "must hold two images or more, got none"),
+        ("empty_with_labels", DataError, "must hold two images or more, got none"),
         ("tensors", DataError, r"must be an image of PIL or a uint8 array \(H, W\) or \(H, W, 3\), got float32 \(4, 4\)"),
         ("no_pair", ImageError, "cannot be read"),
     ],
@@ -108,6 +114,13 @@ def test_what_is_no_dataset_is_refused_in_one_line(file: Path, name: str, kind: 
     with pytest.raises(kind, match=message) as caught:
         load_labeled(f"{file}:{name}", "train")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["counts_beside", "tables_beside"])
+def test_attributes_that_list_nothing_are_not_read(file: Path, name: str) -> None:
+    data = load_labeled(f"{file}:{name}", "train")
+    assert data.labels.tolist() == [0, 1]
+    assert data.classes == ("0", "1")
 
 
 def test_items_that_cannot_be_read_are_left_to_the_training(tmp_path: Path) -> None:

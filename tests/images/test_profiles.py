@@ -192,7 +192,7 @@ def wide_gamut(tmp_path: Path) -> Path:
 
 def test_model_receives_srgb_or_the_pixels_of_timm(wide_gamut: Path) -> None:
     seen: list[torch.Tensor] = []
-    model = timm.create_model("vit_tiny_patch16_224")
+    model = timm.create_model("vit_tiny_patch16_224").eval()
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     with Image.open(wide_gamut) as image:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,9 @@ def explain(model: nn.Module, method: str, **options: Any) -> visattn.Explanatio
     return visattn.explain(model, PHOTO, method=method, **options)
 
 
-@contextmanager
-def without_gradients() -> Iterator[None]:
-    before = torch.is_grad_enabled()
-    torch.set_grad_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(before)
-
-
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
-    "set_grad_enabled": without_gradients,
+    "set_grad_enabled": partial(torch.set_grad_enabled, False),
     "inference_mode": torch.inference_mode,
 }
 CASES = [(cnn, name) for name in OF_CNN] + [(vit, name) for name in OF_VIT]

@@ -30,9 +30,9 @@ def without_checkpoints(model: nn.Module) -> Iterator[None]:
     with _lock:
         _threads.append(threading.get_ident())
         CheckpointFunction.apply = _applied
-    for module, name in flags:
-        setattr(module, name, False)
     try:
+        for module, name in flags:
+            setattr(module, name, False)
         yield
     finally:
         for module, name in flags:

@@ -171,7 +171,7 @@ def refusal_error(text: str, recording: Recording) -> str:
         return ""
     if "\n" in text.strip():
         return "the refusal has several lines"
-    if "does not depend on" in text:
+    if "no gradient of the score" in text:
         return ""
     named = re.findall(r"\b(?:cls|mean|all|read|distillation|patch:\d+,\d+|(?:register|query):?\d+)\b", text)
     if not named:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +45,7 @@ class OwnDataset:
                 f"{self.title}: the function returns a {type(self._dataset).__name__}; return a dataset with __len__ and __getitem__."
             )
         self.labels = self._read_labels()
-        known = getattr(self._dataset, "classes", None)
+        known = _listed(getattr(self._dataset, "classes", None))
         self.classes = tuple(map(str, range(int(self.labels.max(initial=-1)) + 1) if known is None else known))
         wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
         if wrong.size:
@@ -75,7 +75,7 @@ class OwnDataset:
             raise errors[0]
 
     def _read_labels(self) -> NDArray[np.int64]:
-        told = getattr(self._dataset, "targets", getattr(self._dataset, "labels", None))
+        told = _listed(getattr(self._dataset, "targets", getattr(self._dataset, "labels", None)))
         count = len(self._dataset)
         if told is not None and len(told) != count:
             raise DataError(f"{self.title}: must have one label per item, got {count} items and {len(told)} labels.")
@@ -83,7 +83,7 @@ class OwnDataset:
             told = [self._item(index)[1] for index in range(count)]
         return np.asarray([self._class(index, label) for index, label in enumerate(told)], dtype=np.int64)
 
-    def _agrees(self, told: Any) -> bool:  # noqa: ANN401
+    def _agrees(self, told: Sequence[Any]) -> bool:
         """Check that labels beside the items are those of some items; `target_transform` of torchvision changes the items alone."""
         for index in self._some():
             with suppress(ImageError):
@@ -92,7 +92,8 @@ class OwnDataset:
         return True
 
     def _some(self) -> list[int]:
-        return np.unique(np.linspace(0, len(self._dataset) - 1, _LOOKED_AT, dtype=int)).tolist()  # type: ignore[no-any-return]
+        count = len(self._dataset)
+        return [*dict.fromkeys(np.linspace(0, count - 1, _LOOKED_AT, dtype=int).tolist())] if count else []
 
     def _class(self, index: int, label: Any) -> int:  # noqa: ANN401 - the user's
         """Return a label as a class index.
@@ -190,3 +191,10 @@ class OwnDataset:
     def __reduce__(self) -> tuple[Any, ...]:
         """Make a pickle that calls the function again."""
         return OwnDataset, (self._name, self._split)
+
+
+def _listed(attribute: Any) -> list[Any] | None:  # noqa: ANN401 - the user's
+    """Return what an attribute lists, one for each item or class; None if it is something else, such as a count or a dictionary."""
+    if isinstance(attribute, str | Mapping) or not (hasattr(attribute, "__len__") and hasattr(attribute, "__iter__")):
+        return None
+    return [*attribute]
