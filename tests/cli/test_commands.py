@@ -19,6 +19,7 @@ from visattn.cli.help import COMMANDS
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
+COLORED = ("--normalize", "minmax")  # a rollout of random weights is nearly even, and has no colors by default
 NAMED = "vit_tiny_patch16_224.none"  # this model in names of outputs
 
 
@@ -95,7 +96,7 @@ def test_overlay_has_the_size_of_the_photo_and_stores_its_provenance(run: Run, p
 
 
 def test_overlay_json_prints_only_the_provenance_on_stdout(run: Run, photo: Path) -> None:
-    code, out, _ = run("overlay", photo, *TINY, "--method", "rollout", "--json")
+    code, out, _ = run("overlay", photo, *TINY, *COLORED, "--method", "rollout", "--json")
     (entry,) = json.loads(out)
     assert code == 0
     assert entry["output"] == f"dog.{NAMED}.rollout.png"
@@ -140,8 +141,8 @@ def test_equal_output_names_are_refused_before_work_starts(run: Run, photo: Path
 
 
 def test_saved_map_draws_the_same_overlay(run: Run, photo: Path) -> None:
-    assert run("overlay", photo, *TINY, "--method", "rollout", "--save-map", "m.npz", "-o", "a.png")[0] == 0
-    assert run("overlay", photo, "--map", "m.npz", "-o", "b.png")[0] == 0
+    assert run("overlay", photo, *TINY, *COLORED, "--method", "rollout", "--save-map", "m.npz", "-o", "a.png")[0] == 0
+    assert run("overlay", photo, *COLORED, "--map", "m.npz", "-o", "b.png")[0] == 0
     assert Image.open("a.png").tobytes() == Image.open("b.png").tobytes()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.test_commands import NAMED, TINY, Run, run
+from tests.cli.test_commands import COLORED, NAMED, TINY, Run, run
 from visattn import captioning
 from visattn.errors import MapError
 from visattn.evaluation import survey
@@ -34,9 +34,9 @@ def photos(tmp_path: Path) -> list[str]:
 
 def test_map_of_another_photo_is_drawn_with_a_warning(run: Run, photos: list[str]) -> None:
     first, second = photos[0], photos[2]
-    assert run("overlay", first, *TINY, "--method", "rollout", "--save-map", "m.npz")[0] == 0
-    assert "another file" not in run("overlay", first, "--map", "m.npz", "-o", "same.png")[2]
-    code, _, err = run("overlay", second, "--map", "m.npz", "-o", "other.png")
+    assert run("overlay", first, *TINY, *COLORED, "--method", "rollout", "--save-map", "m.npz")[0] == 0
+    assert "another file" not in run("overlay", first, *COLORED, "--map", "m.npz", "-o", "same.png")[2]
+    code, _, err = run("overlay", second, *COLORED, "--map", "m.npz", "-o", "other.png")
     assert code == 0
     assert "warning: c.png: the map was computed for another file (a.png)" in err
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import timm
 
-from tests.cli.test_commands import TINY, Run, photo, run
+from tests.cli.test_commands import COLORED, TINY, Run, photo, run
 from visattn.cli.asking import model_of, short_name
 from visattn.cli.options import DEFAULT_MODEL
 
@@ -82,9 +82,9 @@ def test_two_models_write_two_pictures(run: Run, photo: Path, tmp_path: Path) ->
         "dog.scenes_vit.rollout.png": ("--model", "scenes_vit"),
     }
     for name, model_options in made.items():
-        code, out, err = run("overlay", photo, *model_options, "--method", "rollout")
+        code, out, err = run("overlay", photo, *model_options, *COLORED, "--method", "rollout")
         assert (code, out) == (0, f"{name}\n"), err
-    assert run("overlay", photo, *TINY, "--method", "rollout")[0] == 2, "the same model replaces nothing"
+    assert run("overlay", photo, *TINY, *COLORED, "--method", "rollout")[0] == 2, "the same model replaces nothing"
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.test_commands import TINY, Run, photo, run
+from tests.cli.test_commands import COLORED, TINY, Run, photo, run
 
 __all__ = ["photo", "run"]
 
-ROLLOUT = (*TINY, "--method", "rollout")
+ROLLOUT = (*TINY, *COLORED, "--method", "rollout")
 
 
 @pytest.mark.parametrize("name", ["m.npz", "m.csv", "m.tif", "m.png", "m.TIFF"])
 def test_a_saved_map_is_drawn_as_the_computed_one(name: str, run: Run, photo: Path) -> None:
     assert run("overlay", photo, *ROLLOUT, "--save-map", name, "-o", "computed.png")[0] == 0
-    code, _, err = run("overlay", photo, "--map", name, "-o", "drawn.png")
+    code, _, err = run("overlay", photo, *COLORED, "--map", name, "-o", "drawn.png")
     assert code == 0, err
     # a value of 16 bits may fall into the next of 256 colors
     pictures = [np.asarray(Image.open(file), int) for file in ("computed.png", "drawn.png")]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.test_commands import NAMED, TINY, Run, photo, run
+from tests.cli.test_commands import COLORED, NAMED, TINY, Run, photo, run
 
 __all__ = ["photo", "run"]
 
@@ -51,7 +51,7 @@ CHOICES = {"norm_attention": ".layer_3.patch_1_1", "attention_gradient": ".layer
 
 @pytest.mark.parametrize("method", list(OPTIONS))
 def test_method_options_are_accepted(run: Run, photo: Path, method: str) -> None:
-    code, out, _ = run("overlay", photo, *TINY, "--method", method, *OPTIONS[method], "--json")
+    code, out, _ = run("overlay", photo, *TINY, *COLORED, "--method", method, *OPTIONS[method], "--json")
     (entry,) = json.loads(out)
     assert code == 0
     assert entry["output"] == f"dog.{NAMED}.{method}{CHOICES.get(method, '')}.png"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import visattn
-from tests.cli.test_commands import TINY, Run, photo, run
+from tests.cli.test_commands import COLORED, TINY, Run, photo, run
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, heat_values, heatmap, noise
 from visattn.drawing import colormaps, contact_sheet, overlay
 from visattn.drawing.pictures import Picture
@@ -176,13 +176,13 @@ def test_figures_of_panels_are_refused() -> None:
 
 def test_the_command_writes_a_layer(run: Run, photo: Path) -> None:
     for name, flags in (("plain.png", ()), ("layer.png", ("--transparent",))):
-        assert run("overlay", photo, *TINY, "--method", "rollout", "-o", name, *flags)[0] == 0
+        assert run("overlay", photo, *TINY, *COLORED, "--method", "rollout", "-o", name, *flags)[0] == 0
     with Image.open("plain.png") as plain, Image.open("layer.png") as layer, Image.open(photo) as before:
         assert np.abs(laid_over(before.convert("RGB"), layer) - pixels(plain)).max() <= 2
 
 
 def test_batch_writes_layers(run: Run, photo: Path) -> None:
-    code, _, err = run("batch", photo, *TINY, "--method", "rollout", "--transparent", "-o", "out")
+    code, _, err = run("batch", photo, *TINY, *COLORED, "--method", "rollout", "--transparent", "-o", "out")
     assert code == 0, err
     with Image.open("out/dog.rollout.png") as layer:
         assert layer.mode == "RGBA"

@@ -60,7 +60,7 @@ def test_eager_attention_of_transformers_opens_with_equal_numbers(photo: Path, t
         assert torch.equal(record.operator.dense(), weights)
     shown = view.explain("attention", head=1, query="patch:3,9")
     assert torch.equal(shown.map.values, eager[-1][0, 1, 1 + 3 * 14 + 9, 1:].view(14, 14))
-    assert shown.overlay().size == (90, 60)
+    assert shown.overlay(normalize="minmax").size == (90, 60)
 
 
 def test_queries_and_keys_of_hooks_open_with_the_weights_of_the_model(photo: Path, tmp_path: Path) -> None:

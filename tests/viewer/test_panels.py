@@ -262,3 +262,30 @@ def test_small_values_keep_their_digits(opened: Opened, study: Study) -> None:
     low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
     assert float(high) == pytest.approx(float(small.values.max()), rel=0.01)
     assert float(low) == pytest.approx(float(small.values.min()), abs=float(small.values.max()) / 100)
+
+
+class Even(nn.Module):
+    """CNN whose spatial gate has the given values."""
+
+    def __init__(self, gate: torch.Tensor) -> None:
+        super().__init__()
+        self.down, self.head, self.gate = nn.Conv2d(3, 4, 16, 16), nn.Linear(4, 3), gate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(x)
+        visattn.nn.publish(self, "spatial_gate", self.gate.expand(len(x), 1, *self.gate.shape), x)
+        return self.head((x * self.gate).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("low", "high", "colored"), [(0.5052, 0.5073, False), (0.3, 0.9, True)])
+def test_nearly_even_maps_leave_the_photo_alone(low: float, high: float, colored: bool, opened: Opened) -> None:
+    model = Even(torch.linspace(low, high, 24).view(4, 6)).eval()
+    page = opened(visattn.study(model, PHOTO, methods=["gates"], img_size=(64, 96), resize="fit"))
+    picture = "viewer.image.canvas.toDataURL()"
+    seen = []
+    for opacity in ("0.9", "0"):
+        page.get_by_label("opacity").fill(opacity)
+        settled(page)
+        seen.append(page.evaluate(picture))
+    assert (seen[0] != seen[1]) == colored
+    assert ("nearly even: no colors" in page.locator(".scale").first.inner_text()) != colored

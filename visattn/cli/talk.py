@@ -41,7 +41,7 @@ def _input(provenance: Provenance) -> list[str]:
 
 
 def _scale(provenance: Provenance) -> list[str]:
-    if provenance.value_range is None:
+    if provenance.value_range is None or "uncolored" in provenance.drawing:
         return []
     low, high = provenance.value_range
     return [f"color scale {low:.2g} to {high:.2g} ({provenance.normalization})"]

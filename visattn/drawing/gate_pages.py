@@ -14,13 +14,14 @@ from visattn._support.spellings import spelled
 from visattn._support.types import Role
 from visattn.drawing import colormaps
 from visattn.drawing.marks import draw_window
-from visattn.drawing.overlays import painted
+from visattn.drawing.overlays import on_scale
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry, affine_corners
-from visattn.maps import Heatmap, value_range
+from visattn.maps import value_range
+from visattn.maps.scaling import range_words, shows_nothing
 from visattn.methods import gates
 from visattn.methods.gate_maps import GATES, NO_GATES, PLACES, layer_of, mixed
 from visattn.records import FeatureRecord, Recording
@@ -85,18 +86,20 @@ def gate_page(
         if module.place is not None and module.place.layout is not None
     }
     signed = any(heat.signed for heat in heats.values())
-    if chosen.normalize == "auto":  # factors: each map's whole range counts
-        chosen = replace(chosen, normalize="symmetric" if signed else "minmax")
-    painting = replace(chosen, normalize="none", colormap=chosen.colors(signed))
-    ends = [value_range(heat.grid, chosen.normalize, signed) for heat in heats.values()]
+    mode = chosen.normalize
+    if mode == "auto":  # factors: each map's whole range counts
+        mode = "symmetric" if signed else "minmax"
+    ends = [value_range(heat.grid, mode, signed) for heat in heats.values()]
     scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared_scale else None
 
     def cell(number: int, module: _Module) -> Cell:
-        pictures, words = [], []
+        pictures: list[Image.Image] = []
+        words: list[str] = []
         if (heat := heats.get(number)) is not None:
-            low, high = scale or value_range(heat.grid, chosen.normalize, signed)
-            pictures.append(_overlaid(small, heat, low, high, painting))
-            words.append(_range(heat.grid))
+            low, high = scale or value_range(heat.grid, mode, signed)
+            pictures.append(on_scale(small, replace(heat, signed=signed), low, high, chosen))
+            even = shows_nothing(chosen.normalize, low, high) and low < high
+            words.append("nearly even, " * even + _range(heat.grid))
         elif module.place is not None or (module.window is not None and module.window.layout is None):
             pictures.append(Image.new("RGB", (panel, height), _FAINT))
             words.append("its position on the image could not be traced")
@@ -129,14 +132,14 @@ def gate_page(
         title=f"{facts.title}: gates",
         notes=(*notes, *facts.notes, *(f"warning: {text}" for text in facts.warnings)),
         bar=Bar(chosen.colors(signed), ticks, "one scale for all maps" if scale else "each map on its own scale (range below it)")
-        if heats
+        if any(not shows_nothing(chosen.normalize, *(scale or own)) for own in ends)
         else None,
     )
     drawing = chosen.facts(signed) | {"panel": panel, "interpolation": chosen.interpolation}
     scope = "one scale for all maps" if scale else "each map on its own scale"
     made = facts.but(
         geometry=geometry,
-        normalization=f"{chosen.normalize}, {scope}",
+        normalization=f"{mode}, {scope}",
         drawing=drawing,
     )
     return carrying(
@@ -188,14 +191,6 @@ def _chosen(modules: list[_Module], layer: int | str) -> list[_Module]:
     return [module for module in modules if name in ("all", module.layer)]
 
 
-def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, style: Style) -> Image.Image:
-    """Draw a map over the photo on a given scale; return the photo unchanged if the map is constant."""
-    if high <= low:
-        return photo
-    values, grid = (((x - low) / (high - low)).clip(0, 1) for x in (heat.values, heat.grid))
-    return painted(photo, replace(heat, values=values, grid=grid), style)
-
-
 def _corners(theta: Tensor, box: Box, place: Geometry) -> list[tuple[float, float]]:
     """Return the corners of a spatial transformer's window, as points on the photo."""
     shares = affine_corners(theta[0].tolist())
@@ -224,8 +219,8 @@ def _strip(values: NDArray[np.float32], width: int, colormap: str) -> Image.Imag
 
 
 def _range(values: NDArray[np.float32]) -> str:
-    low, high = values.min(), values.max()
-    return f"{low:.2g} to {high:.2g}" if low < high else f"constant {low:.3g}"
+    low, high = float(values.min()), float(values.max())
+    return range_words(low, high) if low < high else f"constant {low:.3g}"
 
 
 def _stacked(pictures: Sequence[Image.Image]) -> Image.Image:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 import numpy as np
 from PIL import Image
 
+from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.opencv import cv2
 from visattn._support.spellings import spelled
@@ -29,7 +30,7 @@ from visattn.drawing.style import ColorOptions, Style
 from visattn.errors import ShapeError
 from visattn.geometry import Box
 from visattn.maps import Heatmap, value_range
-from visattn.maps.scaling import resolved
+from visattn.maps.scaling import range_words, resolved, shows_nothing, within
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> P
 
     Returns:
         An RGB picture of the photo's size (RGBA with `transparent`), hatched where the model dropped the token. PNG files of it store
-        its provenance. For a constant map the photo is returned unchanged, with a warning, except with `normalize="none"`.
+        its provenance. For a constant map the photo is returned unchanged, with a warning, except with `normalize="none"`. The same holds
+        for a nearly even one, whose range is at most 5 % of its largest value, unless a normalization is chosen: colors would show noise.
 
     Raises:
         ShapeError: If the heatmap differs from the photo in size, or has several panels.
@@ -113,10 +115,11 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
         if not quiet:
             warn("the model's input contains no pixel of the photo; the photo is unchanged.")
         return carrying(picture.copy(), made)
-    if high - low < _FLAT:
+    if high - low < _FLAT or shows_nothing(style.normalize, low, high):
+        said = _uncolored(low, high)
         if not quiet:
-            warn(f"the map is constant ({low:g}); the photo is unchanged.")
-        return carrying(picture.copy(), made)
+            warn(said)
+        return carrying(picture.copy(), made.but(drawing=made.drawing | {"uncolored": said}))
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
@@ -147,6 +150,22 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
             mask[rows, columns] &= ~holes
         drawn = outline(drawn, replace(heat, values=mask.astype(np.float32)) if isinstance(heat, Heatmap) else mask)
     return carrying(inside_only(seen, ringed(drawn, heat, style), picture), made)
+
+
+def _uncolored(low: float, high: float) -> str:
+    """Return why a map is not drawn."""
+    if high - low < _FLAT:
+        return f"the map is constant ({low:g}); the photo is unchanged."
+    return (
+        f"the map is nearly even ({range_words(low, high)}); the photo is unchanged. {option('normalize', 'minmax')} colors it."
+    )
+
+
+def on_scale(photo: Image.Image, heat: Heatmap, low: float, high: float, style: Style) -> Picture:
+    """Draw a raw heatmap on a color scale from `low` to `high`; the photo is unchanged if that scale shows nothing."""
+    if shows_nothing(style.normalize, low, high):
+        return carrying(photo.copy(), heat.provenance)
+    return painted(photo, within(heat, low, high), replace(style, normalize="none", colormap=style.colors(heat.signed)))
 
 
 def ringed(picture: Image.Image, heat: Heatmap | Any, style: Style) -> Image.Image:  # noqa: ANN401

@@ -15,14 +15,14 @@ from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.data.sources import as_image
 from visattn.drawing.marks import WHITE, outline, ring
-from visattn.drawing.overlays import painted, ringed
+from visattn.drawing.overlays import on_scale, ringed
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, value_range
-from visattn.maps.scaling import names_of
+from visattn.maps.scaling import names_of, range_words, shows_nothing
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -67,17 +67,18 @@ class Panels:
         parts = _parts(self.heat, shared_axes)
         self._scales = {index: value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()}
         self._names = names_of(style.normalize, parts.values(), self.heat.signed)
-        self._painted = replace(style, normalize="none", colormap=style.colors(self.heat.signed))
         self._one_scale = len(set(self._scales.values())) == 1 and not ranges
 
     def cell(self, **index: int) -> Cell:
-        """Draw one panel, with its own range below; if its map is constant, the photo is unchanged."""
+        """Draw one panel, with its own range below; if its color scale shows nothing, the photo is unchanged."""
         one = self.heat.at(**index)
         low, high = self._scales[tuple(index[name] for name in self.heat.axes)]
-        picture = self.photo if _flat(low, high) else painted(self.photo, scaled(one, low, high), self._painted)
+        picture = self.photo if _flat(low, high) else on_scale(self.photo, one, low, high, self.style)
         lowest, highest = float(np.nanmin(one.grid)), float(np.nanmax(one.grid))
         if _flat(lowest, highest):
             return Cell(picture, f"constant {lowest:.3g}")
+        if shows_nothing(self.style.normalize, low, high):
+            return Cell(picture, f"nearly even, {range_words(low, high)}")
         return Cell(picture, "" if self._one_scale else f"{low:.2g} to {high:.2g}")
 
     def provenance(self, **drawing: object) -> Provenance:
@@ -97,7 +98,7 @@ class Panels:
 
     def bar(self) -> Bar:
         """Return the color bar; it has numbers if all panels share one scale."""
-        what, colors = self.heat.meaning, str(self._painted.colormap)
+        what, colors = self.heat.meaning, self.style.colors(self.heat.signed)
         if not self._one_scale:
             ends = ("panel minimum", "panel maximum") if self._names == "minmax" else ("low end", "high end")
             return Bar(colors, ends, f"{what}, {self._names}, each panel on its own scale (range below it)")
@@ -203,12 +204,6 @@ def _parts(heat: Heatmap, shared_axes: Sequence[str]) -> dict[tuple[int, ...], N
     return {
         index: heat.grid[tuple(index[i] if i in own else slice(None) for i in range(len(sizes)))] for index in np.ndindex(*sizes)
     }
-
-
-def scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
-    """Map `low` and `high` of a map to 0 and 1, and clip."""
-    span = max(high - low, 1e-30)
-    return replace(heat, values=((heat.values - low) / span).clip(0, 1), grid=((heat.grid - low) / span).clip(0, 1))
 
 
 def _flat(low: float, high: float) -> bool:

@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 
 _PERCENTILE = (1.0, 99.0)
 _SPARSE = 0.75  # a map is sparse if its inner 98 % span less than this share of its range
+_EVEN = 0.05  # values of one sign whose range is at most this share of the largest magnitude are nearly even
+
+
+def nearly_even(low: float, high: float) -> bool:
+    """Check whether a range is so narrow that colors over it would show noise."""
+    return low * high > 0 and high - low <= _EVEN * max(abs(low), abs(high))
+
+
+def shows_nothing(mode: Normalization, low: float, high: float) -> bool:
+    """Check whether a color scale shows nothing: it is constant, or nearly even and nobody asked for it.
+
+    Args:
+        mode: Normalization that was asked for. Only `auto` leaves nearly even maps without colors.
+        low: Raw value of the first color.
+        high: Raw value of the last color.
+    """
+    return not low < high or (mode == "auto" and nearly_even(low, high))
 
 
 def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = False) -> Normalization:
@@ -27,7 +44,7 @@ def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = Fals
 
     It is `symmetric` for signed values. It is `percentile` if a few cells would hide the rest: the inner 98 % of the values span less than
     three quarters of the range, and the cells above them hold less than half of the sum above the minimum. If these hold more, the map
-    is those cells, and the rest may be noise. Otherwise it is `minmax`.
+    is those cells, and the rest may be noise; it is so too if the inner values are nearly even. Otherwise it is `minmax`.
 
     Args:
         mode: See `value_range`.
@@ -43,8 +60,14 @@ def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = Fals
     places = np.divide(_PERCENTILE, 100) * (values.size - 1)
     low, high = np.interp(places, np.arange(values.size), values)  # np.percentile takes ten times as long
     above, start = values[values > high], values[0]
-    hidden = high - low < _SPARSE * (values[-1] - start)
+    hidden = high - low < _SPARSE * (values[-1] - start) and not nearly_even(low, high)
     return "percentile" if hidden and (above - start).sum() < (values - start).sum() / 2 else "minmax"
+
+
+def range_words(low: float, high: float) -> str:
+    """Return a range with as many digits as tell its ends apart, such as "0.505 to 0.507"."""
+    digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)
+    return f"{low:.{digits}g} to {high:.{digits}g}"
 
 
 def names_of(mode: Normalization, grids: Iterable[NDArray[np.float32]], signed: bool) -> str:
@@ -104,7 +127,7 @@ def normalize(heat: Heatmap, mode: Normalization = "auto", shared_axes: Sequence
         shared_axes: Axes whose entries share one scale. Entries of other axes are scaled separately.
 
     Returns:
-        A heatmap with values in [0, 1]; a constant map becomes 0.
+        A heatmap with values in [0, 1]; a constant map becomes 0, and in mode `auto` one whose range is at most 5 % of its maximum.
 
     Raises:
         OptionError: If `mode` or an axis is unknown.
@@ -124,7 +147,7 @@ def normalize(heat: Heatmap, mode: Normalization = "auto", shared_axes: Sequence
         place = tuple(where)
         low, high = value_range(heat.grid[place], mode, heat.signed, holes=True)
         ranges.append((low, high))
-        if high > low:
+        if not shows_nothing(mode, low, high):
             wide = np.float64 if high - low > float(np.finfo(np.float32).max) else np.float32  # float32 would overflow
             for made, raw in ((values, heat.values), (grid, heat.grid)):
                 made[place] = ((raw[place].astype(wide, copy=False) - low) / (high - low)).clip(0, 1)

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 from PIL import Image
 
 from visattn._support.files import check_output, write_whole
@@ -27,7 +28,7 @@ from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, save_map, value_range
 from visattn.maps.formats import map_format
-from visattn.maps.scaling import resolved
+from visattn.maps.scaling import nearly_even, resolved
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -134,15 +135,16 @@ class Explanation:
                 )
             parts = rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
-        if chosen.normalize == "auto" and self.map.facts.pixelwise:
-            chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         heat = self.heatmap(chosen.interpolation)
+        even = nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
+        if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:
+            chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         draw = partial(self._drawn, heat=heat, mass=mass)
         colored = layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
         picture: Image.Image = colored
         made = colored.provenance
         bar = None
-        if legend:
+        if legend and not (even and chosen.normalize == "auto"):
             scale = resolved(chosen.normalize, heat.grid, heat.signed)
             ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
             bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")

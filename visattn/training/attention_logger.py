@@ -19,17 +19,16 @@ from visattn._support.checks import between
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
-from visattn.drawing.overlays import painted
+from visattn.drawing.overlays import on_scale
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
-from visattn.drawing.sheets import scaled
 from visattn.drawing.style import PAGE, PageOptions, Style
 from visattn.errors import OptionError
 from visattn.families import input_spec
 from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, value_range
-from visattn.maps.scaling import names_of
+from visattn.maps.scaling import names_of, range_words, shows_nothing
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.method import Method
@@ -57,7 +56,6 @@ _ACROSS = 8  # images per row
 
 
 _FLAT = 1e-30  # a map with a smaller range counts as constant
-_EVEN = 0.05  # a map whose range is at most this share of its maximum counts as nearly even
 
 
 _Send = Callable[[int, Picture], object]
@@ -193,7 +191,7 @@ class AttentionLogger:
             if any(texts)
             else []
         )
-        notes += [f"scale of {label}: {_between(*scale)}" for (label, _), scale in zip(rows, scales, strict=True)]
+        notes += [f"scale of {label}: {range_words(*scale)}" for (label, _), scale in zip(rows, scales, strict=True)]
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
         signed = rows[0][1].signed
         names = names_of(self._style.normalize, grids, signed)
@@ -228,10 +226,9 @@ class AttentionLogger:
         low, high = float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid))
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
-        if not heat.signed and high - low <= _EVEN * high:
-            return Cell(photo, f"nearly even, {_between(low, high)}")
-        style = replace(self._style, normalize="none", colormap=self._style.colors(heat.signed))
-        return Cell(painted(photo, scaled(heat, *scale), style), _between(low, high))
+        if shows_nothing(self._style.normalize, low, high):
+            return Cell(photo, f"nearly even, {range_words(low, high)}")
+        return Cell(on_scale(photo, heat, *scale, self._style), range_words(low, high))
 
     def _chosen(self) -> str:
         """Return the first method of `auto` that applies to the model and accepts the given parameters."""
@@ -307,12 +304,6 @@ class AttentionLogger:
         """Return the images, copied to the device and dtype of the model's parameters."""
         like = next((each for each in self._model.parameters() if each.is_floating_point()), self._seen.pixels)
         return replace(self._seen, pixels=self._seen.pixels.to(like, copy=True))
-
-
-def _between(low: float, high: float) -> str:
-    """Return a range with as many digits as tell its ends apart: maps early in training are nearly constant."""
-    digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)
-    return f"{low:.{digits}g} to {high:.{digits}g}"
 
 
 @contextmanager

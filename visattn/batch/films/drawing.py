@@ -25,13 +25,13 @@ from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact
 from visattn.batch.films.reading import Film
 from visattn.batch.films.walking import Walk, start_of
 from visattn.batch.films.writing import check_name, writing
-from visattn.drawing.overlays import painted, rgb_components
+from visattn.drawing.overlays import on_scale, rgb_components
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import ImageError
 from visattn.families.wrappers import unwrapped
 from visattn.loading import load_model
 from visattn.maps import AttentionMap, value_range
-from visattn.maps.scaling import resolved, within
+from visattn.maps.scaling import range_words, resolved, shows_nothing
 from visattn.methods.table import MethodName
 from visattn.pipeline.batches import Asked, asked_of
 from visattn.pipeline.outputs import noun_of
@@ -138,6 +138,8 @@ def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, lo
     told = {
         f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded": bool(film.lost),
         "the film is HDR; its colors are read as if it were not": film.hdr,
+        f"all maps are nearly even ({range_words(*scales[0])}); the frames are unchanged": len(scales) == 1
+        and shows_nothing(style.normalize, *scales[0]),
     }
     if looks.walk:
         parameters = {**made.parameters, "query": f"{looks.walk} pixels in turn"}
@@ -190,10 +192,7 @@ def _drawn(image: Image.Image, one: Shown, view: View, scales: list[tuple[float,
 def _colored(image: Image.Image, one: Shown, scales: list[tuple[float, float]], style: Style) -> Image.Image:
     if "component" in one.map.axes:
         return rgb_components(image, one.map.to_heatmap(one.geometry, "nearest"), scales)
-    low, high = scales[0]
-    heat = within(one.map.to_heatmap(one.geometry, style.interpolation), low, high)
-    shown = style if high > low else replace(style, opacity=0.0)  # all maps are constant
-    return painted(image, heat, replace(shown, normalize="none"))
+    return on_scale(image, one.map.to_heatmap(one.geometry, style.interpolation), *scales[0], style)
 
 
 def _tiled(pictures: Sequence[Image.Image], columns: int) -> Image.Image:

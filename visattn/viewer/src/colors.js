@@ -30,9 +30,15 @@ export function rangeOf(values, signed) {
   return [low, high];
 }
 
-// Fills RGBA pixels from values. `alpha` gives the opacity of a value between 0 (lowest) and 1.
-export function paint(pixels, values, [low, high], table, alpha) {
-  const factor = high > low ? 1 / (high - low) : 0;
+// Whether a range is so narrow that colors over it would show noise: at most 5 % of its largest magnitude, all of one sign.
+export function even([low, high]) {
+  return !(low < high) || (low * high > 0 && high - low <= 0.05 * Math.max(Math.abs(low), Math.abs(high)));
+}
+
+// Fills RGBA pixels from values. `alpha` gives the opacity of a value between 0 (lowest) and 1. Nearly even values have one color.
+export function paint(pixels, values, range, table, alpha) {
+  const [low, high] = range;
+  const factor = even(range) ? 0 : 1 / (high - low);
   for (let i = 0; i < values.length; i++) {
     const at = 4 * i;
     const share = (values[i] - low) * factor;
@@ -71,6 +77,11 @@ export function drawGrid(context, values, { rows, columns }, range, table, alpha
   context.imageSmoothingEnabled = smooth;
   context.imageSmoothingQuality = "high";
   context.drawImage(spare, x, y, width, height);
+}
+
+// Draws values over a photo, which stays as it is if they are nearly even.
+export function drawOver(context, values, shape, range, ...how) {
+  if (!even(range)) drawGrid(context, values, shape, range, ...how);
 }
 
 // Draws three components as red, green and blue, each on its own range.

@@ -1,6 +1,6 @@
 // The photo with the map over it. The pointer selects the query; a click holds it, and the pointer then reads values.
 
-import { drawComponents, drawGrid, regionOf } from "./colors.js";
+import { drawComponents, drawOver, even, regionOf } from "./colors.js";
 import { element, ink, plain, sized } from "./dom.js";
 import { number } from "./page.js";
 import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.js";
@@ -81,7 +81,7 @@ export class ImagePanel {
     } else {
       const range = page.range(view, shown);
       const values = frames > 1 ? shown.values.subarray(0, rows * columns) : shown.values;
-      drawGrid(context, values, { rows, columns }, range, page.table(range[0] < 0), page.alpha, area, state.get("smooth"));
+      drawOver(context, values, { rows, columns }, range, page.table(range[0] < 0), page.alpha, area, state.get("smooth"));
       if (state.get("mass") > 0) this.#outline(context, regionOf(values, state.get("mass")), rows, columns, area);
       this.#scale(range, shown);
     }
@@ -164,9 +164,9 @@ export class ImagePanel {
   }
 
   #scale(range, shown) {
-    this.bar.hidden = !range;
+    this.bar.hidden = !range || even(range);
     this.low.textContent = range ? number(range[0], shown.digits) : "";
-    this.high.textContent = range ? number(range[1], shown.digits) : "";
+    this.high.textContent = range ? `${number(range[1], shown.digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
     if (!range) return;
     const context = sized(this.bar, 160, 12);
     const table = this.page.table(range[0] < 0);

@@ -1,6 +1,6 @@
 // Maps that Python computed, beside the raw attention, and the predicted classes.
 
-import { drawComponents, drawGrid, rangeOf } from "./colors.js";
+import { drawComponents, drawOver, rangeOf } from "./colors.js";
 import { element, plain, radioKey, sized } from "./dom.js";
 import { ATTENTION, SIMILARITY } from "./page.js";
 import { boxOnPhoto, shapeOf } from "./tokens.js";
@@ -74,7 +74,7 @@ export class Maps {
     if (map && map.colored) drawComponents(context, shown.values, shape, 0.8, area, false);
     else {
       const values = shown.values.subarray(0, shape.rows * shape.columns);
-      drawGrid(context, values, shape, rangeOf(values, shown.signed), page.table(shown.signed), page.alpha, area, false);
+      drawOver(context, values, shape, rangeOf(values, shown.signed), page.table(shown.signed), page.alpha, area, false);
     }
   }
 }

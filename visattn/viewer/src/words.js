@@ -1,6 +1,6 @@
 // Words, object queries and other named queries of the layer: one small map each, in their order.
 
-import { drawGrid, rangeOf } from "./colors.js";
+import { drawOver, rangeOf } from "./colors.js";
 import { element, plain, radioKey, sized } from "./dom.js";
 import { boxOnPhoto, nameOf, onGrid, shapeOf } from "./tokens.js";
 
@@ -61,6 +61,6 @@ export class Words {
     const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * factor);
     const signed = values.some((value) => value < 0);
     const area = [left, top, right - left, bottom - top];
-    drawGrid(context, values, { rows, columns }, rangeOf(values, signed), this.page.table(signed), this.page.alpha, area, false);
+    drawOver(context, values, { rows, columns }, rangeOf(values, signed), this.page.table(signed), this.page.alpha, area, false);
   }
 }

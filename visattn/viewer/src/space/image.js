@@ -1,6 +1,6 @@
 // The image of the chosen token with the attention of its query, or the mean attention of many; for layers over words, the image's text.
 
-import { drawGrid, rangeOf } from "../colors.js";
+import { drawOver, rangeOf } from "../colors.js";
 import { choice, element, ink, plain, redrawn, sized } from "../dom.js";
 
 const ARROWS = 3;
@@ -93,7 +93,7 @@ export class SpaceImage {
     const { table } = layer;
     const [rows, columns] = table.grid;
     const values = table.onGrid(row);
-    drawGrid(context, values, { rows, columns }, rangeOf(values, false), space.colors.of("inferno"), alpha, this.#frame(), false);
+    drawOver(context, values, { rows, columns }, rangeOf(values, false), space.colors.of("inferno"), alpha, this.#frame(), false);
   }
 
   // Words of the image's text, each colored by a weight.
