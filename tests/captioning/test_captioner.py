@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import visattn
 from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
 from visattn.captioning import Caption, Captioner, load_captioner, search
-from visattn.captioning.folders import save
+from visattn.captioning.folders import load, save
 from visattn.data.scenes import Scenes
 from visattn.errors import ImageError, LayoutError, OptionError, ShapeError
 from visattn.geometry import Box
@@ -300,3 +300,34 @@ def test_untraceable_locations_are_refused() -> None:
         match=r"visattn_local_features: the positions of its feature map could not be traced\. Choose another layer\.$",
     ):
         captioner.generate(photos(1))
+
+
+SHIPPED = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
+
+
+@pytest.mark.parametrize(
+    ("photo", "reason"),
+    [
+        *((scene, "") for scene in photos(8)),
+        ("photo:chelsea", "it has 451 x 300 pixels, and they have 64 x 64"),
+        ("photo:coffee, 64 x 64", "its contrast differs from theirs"),
+        (Image.new("RGB", (64, 64), (119, 118, 117)), "its contrast differs from theirs"),
+        (photos(1)[0].resize((128, 128)), "it has 128 x 128 pixels, and they have 64 x 64"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "picture",
+)
+def test_a_captioner_of_scenes_says_so_of_what_is_unlike_them(photo: Image.Image | str, reason: str) -> None:
+    if isinstance(photo, str):
+        name, _, small = photo.partition(", ")
+        photo = visattn.load_image(name).resize((64, 64)) if small else visattn.load_image(name)
+    (caption,) = load_captioner(SHIPPED).generate([photo], beam_size=1)
+    said = f"the captioner was trained on generated scenes, and this image is unlike them: {reason}"
+    assert caption.map.provenance.warnings == ((said,) if reason else ())
+
+
+def test_a_captioner_of_other_data_compares_nothing(tmp_path: Path) -> None:
+    model, blueprint, _, data = load(SHIPPED)
+    assert data == "scenes"
+    folder = save(model, blueprint, tmp_path / "own", {"data": "coco:photos"})
+    (caption,) = load_captioner(folder).generate([visattn.load_image("photo:chelsea")], beam_size=1)
+    assert caption.map.provenance.warnings == ()

@@ -86,7 +86,7 @@ def test_several_captions_are_printed_by_name_and_json_keeps_their_order(run: Ru
     rows = json.loads(out)
     assert json.loads(Path("out.json").read_text()) == rows
     for image, row, caption in zip(images, rows, captions, strict=True):
-        assert list(row) == ["image", "caption", "log_probability", "finished", "words", "notes", "filmstrip"]
+        assert list(row) == ["image", "caption", "log_probability", "finished", "words", "notes", "warnings", "filmstrip"]
         assert (row["image"], row["caption"], row["finished"]) == (str(image), caption.text, True)
         assert row["log_probability"] == pytest.approx(caption.score, abs=1e-5)
         assert [word["word"] for word in row["words"]] == list(caption.words)

@@ -37,6 +37,7 @@ from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
 METHOD = "caption attention"
+_FLATTEST, _STRONGEST = 0.5, 1.6  # deviation of generated scenes from the mean of all, in standard deviations: 0.6 to 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,8 @@ class Caption:
         return "" if self.finished else f"cut off at {len(self.words)} words"
 
     def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
-        notes = [*self.map.provenance.notes, *options.pop("notes", ())]
+        facts = self.map.provenance
+        notes = [*facts.notes, *(f"warning: {text}" for text in facts.warnings), *options.pop("notes", ())]
         if any(cell is not None for cell in self.chosen_cells):
             notes.append("colors: probability of each cell")
         notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on what was looked at, 0 closed, 1 open")
@@ -122,9 +124,18 @@ class Caption:
 class Captioner:
     """Captioner: generates captions with an attention map for each word."""
 
-    def __init__(self, model: ShowAttendTell, blueprint: CaptionerBlueprint, provenance: Provenance) -> None:
-        """Wrap a model that was built from the blueprint. To load one from a folder, use `load_captioner`."""
-        self.model, self.blueprint, self.provenance = model, blueprint, provenance
+    def __init__(
+        self, model: ShowAttendTell, blueprint: CaptionerBlueprint, provenance: Provenance, trained_on: str = ""
+    ) -> None:
+        """Wrap a model that was built from the blueprint. To load one from a folder, use `load_captioner`.
+
+        Args:
+            model: The model.
+            blueprint: Specification from which it was built.
+            provenance: Where its weights come from.
+            trained_on: Name of its training data, if it is known.
+        """
+        self.model, self.blueprint, self.provenance, self._trained_on = model, blueprint, provenance, trained_on
         self.vocabulary = Vocabulary(blueprint.words)
         remember(model, blueprint.encoder, in_training=True)  # so that `prepare` finds its preprocessing
 
@@ -247,6 +258,17 @@ class Captioner:
             )
         return encoded, layout
 
+    def _unlike(self, photo: Image.Image, pixels: Tensor) -> tuple[str, ...]:
+        """Return that a photo is unlike the generated scenes of a training on them, in size or contrast; nothing if it is like them."""
+        height, width = self.blueprint.size
+        spread = float(pixels.float().square().mean().sqrt())  # 1 over all of the training images
+        if self._trained_on != "scenes" or (photo.size == (width, height) and _FLATTEST < spread < _STRONGEST):
+            return ()
+        what = "its contrast differs from theirs"
+        if photo.size != (width, height):
+            what = f"it has {photo.width} x {photo.height} pixels, and they have {width} x {height}"
+        return (f"the captioner was trained on generated scenes, and this image is unlike them: {what}",)
+
     def _captions(
         self,
         prepared: Prepared,
@@ -272,6 +294,7 @@ class Captioner:
                     image_sha256=source.sha256,
                     geometry=prepared.geometries[i],
                     notes=source.notes + _unknown(text, words[i]),
+                    warnings=self._unlike(prepared.photos[i], prepared.pixels[i]),
                 )
             )
             values = decoded.alpha[i, :count].float().cpu().clone().view(count, rows, columns)

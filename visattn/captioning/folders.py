@@ -157,8 +157,8 @@ def save(model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, fac
     return write_folder(model, folder, {"kind": KIND, **asdict(described), **(facts or {})})
 
 
-def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
-    """Load a captioner from a folder, in evaluation mode. Return it with its blueprint and provenance.
+def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance, str]:
+    """Load a captioner from a folder, in evaluation mode. Return it with its blueprint, provenance, and the name of its training data.
 
     Raises:
         WeightsError: If the folder holds no captioner, or one that is damaged, from a newer version, or built by a Python file.
@@ -176,7 +176,8 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
         model = blueprint.build()
     fill(model, tensors, name)
     title = f"show, attend and tell ({blueprint.attention}) on {blueprint.encoder.model}"
-    return model.eval(), blueprint, Provenance(model=title, weights=folder.resolve().name, weights_sha256=described["sha256"])
+    made = Provenance(model=title, weights=folder.resolve().name, weights_sha256=described["sha256"])
+    return model.eval(), blueprint, made, str(described.get("data", ""))
 
 
 def _read(described: dict[str, Any], shown: str) -> CaptionerBlueprint:

@@ -119,6 +119,8 @@ def caption_command(
             click.echo(f"{name}: {told}" if len(images) > 1 else told)
         note(quiet, *(f"{word:<12} {fact}" for word, fact in zip(caption.words, caption.word_notes, strict=True)))
         note(quiet, *(f"{name}: {text}" for text in row["notes"]))
+        for text in row["warnings"]:
+            click.echo(f"visattn: warning: {name}: {printable(text)}", err=True)
         note(quiet or caption.finished, f"{name}: {caption.cut_off}; a larger --max-length allows more")
         if not caption.words:
             end = "; no filmstrip is drawn" if strips else ""
@@ -193,6 +195,7 @@ def _row(caption: Caption, name: str) -> dict[str, Any]:
         "finished": caption.finished,
         "words": [{"word": word, "beta": beta, "entropy": entropy, "cell": cell} for word, beta, entropy, cell in each],
         "notes": list(caption.map.provenance.notes),
+        "warnings": list(caption.map.provenance.warnings),
         "filmstrip": None,
     }
 
