@@ -15,7 +15,7 @@ from visattn.data.scenes import Scenes, write
 
 def test_json_lines_are_read(own: Path) -> None:
     pictures = load_captions(str(own), "train")
-    assert (len(pictures), pictures.channels, pictures.size) == (3, 3, None)
+    assert (len(pictures), pictures.channels, pictures.size) == (3, 3, (4, 5))
     assert [pictures.captions(i) for i in range(3)] == [
         ("a dog", "A dog runs."),
         ("a red star top left, a blue disk center",),

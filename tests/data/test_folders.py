@@ -25,7 +25,7 @@ def names(pictures: LabeledDataset, folder: Path) -> list[str]:
 
 def test_classes_are_the_subfolders(folder: Path) -> None:
     pictures = load_labeled(str(folder), "train")
-    assert (pictures.classes, pictures.channels, pictures.size) == (("cat", "dog"), 3, None)
+    assert (pictures.classes, pictures.channels, pictures.size) == (("cat", "dog"), 3, (6, 4))
     assert names(pictures, folder / "train") == ["cat/y.png", "cat/deep/er/x.bmp", "dog/a.PNG", "dog/b.png"]
     assert [pictures[i][1] for i in range(4)] == [0, 0, 1, 1]
     picture = pictures[2][0]

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Protocol
 
+import numpy as np
 from PIL import Image
+
+from visattn.errors import ImageError
+
+_LOOKED_AT = 16
+
+
+class _Indexed(Protocol):
+    """What is read to find the size of the images."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]: ...
 
 
 class ImageDataset(Protocol):
@@ -17,7 +32,7 @@ class ImageDataset(Protocol):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Size `(height, width)` of the images; None if they differ in size."""
+        """Size `(height, width)` of the images; if they differ, of a square as large as the largest side; None if it is unknown."""
         ...
 
     def __len__(self) -> int:
@@ -39,3 +54,26 @@ class ImageDataset(Protocol):
     def fingerprint(self) -> str:
         """Return a sha256 that identifies the content of the dataset."""
         ...
+
+
+def looked_at(count: int) -> list[int]:
+    """Return the indices of some of `count` images, spread evenly."""
+    return [*dict.fromkeys(np.linspace(0, count - 1, _LOOKED_AT, dtype=int).tolist())] if count else []
+
+
+def size_of(pictures: _Indexed) -> tuple[int, int] | None:
+    """Return the size of images, as some of them have it; see `ImageDataset.size`. Those that cannot be read are left out."""
+    sizes = []
+    for index in looked_at(len(pictures)):
+        with suppress(ImageError):
+            picture = pictures[index][0]
+            sizes.append((picture.height, picture.width))
+    return common_size(sizes)
+
+
+def common_size(sizes: Collection[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the size of all; if they differ, that of a square as large as the largest side."""
+    if len(set(sizes)) < 2:
+        return next(iter(sizes), None)
+    side = max(map(max, sizes))
+    return side, side

@@ -18,7 +18,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, told as brief
-from visattn._support.files import building_folder, regular
+from visattn._support.files import building_folder, is_file, regular
 from visattn._support.json_files import Anything, converted, decoded
 from visattn._support.language import worded
 from visattn._support.own_code import is_function
@@ -96,12 +96,7 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     """
     name = printable(str(folder))
     told = read_facts(folder)
-    if kind := told.get("kind"):
-        raise WeightsError(
-            f"{name}: holds a {brief(kind)}, not a classifier; use "
-            f"{worded('visattn.captioning.load_captioner', 'visattn caption')}."
-        )
-    blueprint = read_blueprint(told, printable(str(folder / FACTS)))
+    blueprint = _classifier(told, folder)
     if is_function(blueprint.model):
         raise WeightsError(
             f"{name}: was built by {printable(blueprint.model)}; loading does not run Python files. Build it yourself, with num_classes="
@@ -118,13 +113,55 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
 
 def state_beside(model: nn.Module, file: Path) -> None:
     """State what the `model.json` beside a file of weights says about them, if it describes this file."""
+    blueprint = blueprint_beside(file)
+    if blueprint is not None:
+        remember(model, blueprint)
+
+
+def blueprint_beside(file: Path) -> Blueprint | None:
+    """Return the settings in the `model.json` beside a file of weights; None if there is none that describes this file."""
+    if not is_file(file.parent / FACTS):
+        return None
     try:
         told = read_facts(file.parent)
         blueprint = read_blueprint(told, printable(str(file.parent / FACTS)))
     except WeightsError:
-        return
-    if digest(file) == told.get("sha256"):
-        remember(model, blueprint)
+        return None
+    return blueprint if digest(file) == told.get("sha256") else None
+
+
+def read_run(folder: Path) -> Blueprint:
+    """Return the settings in the folder of a run, or in `final` in it.
+
+    Raises:
+        WeightsError: If it holds no classifier, or a damaged one.
+    """
+    place = _network_of(folder)
+    return _classifier(read_facts(place), place)
+
+
+def run_weights(place: Path) -> dict[str, Tensor]:
+    """Load the weights of a run: its folder, `final` in it, or the file in that.
+
+    Raises:
+        WeightsError: If they are not those that `model.json` describes, or not finite.
+    """
+    folder = _network_of(place) if place.is_dir() else place.parent
+    return read_weights(folder, read_facts(folder))
+
+
+def _network_of(folder: Path) -> Path:
+    within = folder / "final"
+    return within if is_file(within / FACTS) and not is_file(folder / FACTS) else folder
+
+
+def _classifier(told: dict[str, Any], folder: Path) -> Blueprint:
+    if kind := told.get("kind"):
+        raise WeightsError(
+            f"{printable(str(folder))}: holds a {brief(kind)}, not a classifier; use "
+            f"{worded('visattn.captioning.load_captioner', 'visattn caption')}."
+        )
+    return read_blueprint(told, printable(str(folder / FACTS)))
 
 
 def read_weights(folder: Path, told: dict[str, Any]) -> dict[str, Tensor]:

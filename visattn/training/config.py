@@ -76,13 +76,18 @@ class Recipe:
     )
     train_count: int = setting(0, "Train on a random subset of this many images; 0: all.")
     test_count: int = setting(0, "Test on a random subset of this many images; 0: all.")
-    img_size: int = setting(0, "Side of the input in pixels; 0: the size of the images, or 224 if their sizes differ.")
+    img_size: int = setting(
+        0, "Side of the input in pixels; 0: of the weights it begins with, else the size of the images, at most 224."
+    )
     model: str = setting(
         "visattn_resnet20",
         "Model: a timm name, tv:NAME for torchvision, FILE.py:FUNCTION, or a visattn model such as visattn_resnet14.",
     )
     model_kwargs: dict[str, Any] = setting(dict, "KEY=VALUE passed to the function that builds the model; repeat it for several.")
-    weights: str = setting("none", "Initial weights. none: random; auto: published weights with a new last layer; or a file.")
+    weights: str = setting(
+        "none",
+        "Initial weights. none: random; auto: published weights; or a file, or the folder of a run, whose settings come with it.",
+    )
     epochs: float = setting(10.0, "Number of epochs; fractions are allowed.")
     batch_size: int = setting(128, "Images per optimizer step, summed over all processes and micro-batches.")
     accumulate: int = setting(1, "Gradient accumulation: micro-batches per step and process. Saves memory.")

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from visattn._support.checks import printable
 from visattn._support.language import option
+from visattn.data.pictures import size_of
 from visattn.data.scenes import VERSION, Pairs, Scenes
 from visattn.data.scenes.store import kept, seed_of
 from visattn.errors import DataError
@@ -93,7 +95,6 @@ class CaptionFileDataset:
     """Image files with captions from a separate file. Images are decoded on access; see `CaptionDataset`."""
 
     channels = 3
-    size: tuple[int, int] | None = None
 
     def __init__(self, names: Sequence[str], captions: Sequence[tuple[str, ...]], folders: Sequence[Path], title: str) -> None:
         """Find the image files.
@@ -119,6 +120,11 @@ class CaptionFileDataset:
         self._folders, self._places = tuple(map(str, folders)), np.array([place for place, _ in there], np.int16)
         self._lengths = np.array([length for _, length in there], np.int64)
         self._names, self._captions = _Texts(names), _Texts(["\n".join(each) for each in captions])
+
+    @cached_property
+    def size(self) -> tuple[int, int] | None:
+        """Size `(height, width)` of the images, read from a few."""
+        return size_of(self)
 
     def __len__(self) -> int:
         """Return the number of images, missing ones included."""

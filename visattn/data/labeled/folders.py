@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -19,6 +20,7 @@ from visattn._support.checks import printable
 from visattn._support.language import option
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import check_learnable
+from visattn.data.pictures import size_of
 from visattn.errors import DataError
 from visattn.images import FORMATS, load_file
 
@@ -33,11 +35,10 @@ class FolderDataset:
         classes: Names of the class folders, sorted.
         labels: `(N,)`, indices into `classes`.
         channels: 3.
-        size: None; images may differ in size.
+        size: Size of the images, read from a few; see `ImageDataset`.
     """
 
     channels: int = 3
-    size: tuple[int, int] | None = None
 
     def __init__(self, folder: Path, split: Split, *, held_out: float = 0.0, seed: int = 0) -> None:
         """List the files, in the same order on every machine.
@@ -77,6 +78,11 @@ class FolderDataset:
         check_learnable(self.labels, self.classes, title)
         self._files = np.array([os.fsencode(path) for _, path in found])  # one array: every loader worker would copy a list
         self._digest = ""
+
+    @cached_property
+    def size(self) -> tuple[int, int] | None:
+        """Size `(height, width)` of the images, read from a few."""
+        return size_of(self)
 
     def __len__(self) -> int:
         """Return the number of images."""

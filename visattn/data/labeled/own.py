@@ -16,9 +16,8 @@ from visattn._support.checks import first_line, printable
 from visattn._support.own_code import made
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import check_learnable
+from visattn.data.pictures import common_size, looked_at
 from visattn.errors import DataError, ImageError
-
-_LOOKED_AT = 16  # items whose mode and size are read
 
 
 class OwnDataset:
@@ -27,8 +26,8 @@ class OwnDataset:
     The function is called with `split="train"` and `split="test"`. It returns a map-style dataset, as `torch.utils.data.Dataset`: its items
     are an image and a class index. Images are of PIL or uint8 arrays `(H, W)` or `(H, W, 3)`, without augmentation. The label of an item
     is its own. It is read from `targets` or `labels`, as in torchvision, if these agree with some items, else from every item once. Names
-    of classes are read from its `classes`, else they are the indices. Whether images are gray, and whether they have one size, is read
-    from a few. A worker process calls the function again.
+    of classes are read from its `classes`, else they are the indices. Whether images are gray, and their size, is read from a few. A
+    worker process calls the function again.
     """
 
     def __init__(self, name: str, split: Split) -> None:
@@ -56,8 +55,7 @@ class OwnDataset:
         check_learnable(self.labels, self.classes, self.title)
         some = [*self._readable(self._some())]
         self.channels = 1 if all(picture.mode == "L" for picture in some) else 3
-        sizes = {(picture.height, picture.width) for picture in some}
-        self.size = sizes.pop() if len(sizes) == 1 else None
+        self.size = common_size([(picture.height, picture.width) for picture in some])
 
     def _readable(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """Yield the images that can be read.
@@ -92,8 +90,7 @@ class OwnDataset:
         return True
 
     def _some(self) -> list[int]:
-        count = len(self._dataset)
-        return [*dict.fromkeys(np.linspace(0, count - 1, _LOOKED_AT, dtype=int).tolist())] if count else []
+        return looked_at(len(self._dataset))
 
     def _class(self, index: int, label: Any) -> int:  # noqa: ANN401 - the user's
         """Return a label as a class index.

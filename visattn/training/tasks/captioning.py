@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -23,11 +24,11 @@ from visattn.data.captions.pictures import SCENES
 from visattn.data.captions.readers import CaptionDataset, load_captions
 from visattn.drawing.pictures import to_png
 from visattn.errors import DataError, ImageError, OptionError, WeightsError
-from visattn.loading import load_model
 from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, First, ShowAttendTell, loss
 from visattn.provenance import Provenance
 from visattn.training.report.card import Achieved, Origin, code, page, percent
+from visattn.training.tasks.beginning import Beginning, beginning_of, going_on, run_of
 from visattn.training.tasks.caption_config import CaptionConfig
 from visattn.training.tasks.task import Draw, Measured, Targeted, Task, input_size, moments_of, scenes_size
 
@@ -73,6 +74,8 @@ class Captioning(Task):
             OptionError: If the layer does not exist.
             UnsupportedModel: If the encoder has no feature map.
         """
+        self.run = run_of(config)
+        config = going_on(config, self.run)
         self.config: CaptionConfig = config
         self.pictures: CaptionDataset
         self.tests: CaptionDataset
@@ -83,10 +86,14 @@ class Captioning(Task):
         for pictures in (self.pictures, self.tests):
             self._check(pictures)
         channels = 3 if config.weights != "none" or config.model.startswith("tv:") else self.pictures.channels
-        mean, std = moments_of(config, self.pictures, channels)
-        size = input_size(config, self.pictures.size)
+        channels = channels if self.run is None else self.run.channels
+        mean, std = moments_of(config, self.pictures, channels, self.run)
+        size = input_size(config, self.pictures, self.run)
+        encoder = Blueprint(config.model, (), channels, size, mean, std, options=config.model_kwargs)
+        if self.run is not None:
+            encoder = replace(encoder, attention=self.run.attention, attention_init=self.run.attention_init)
         self._blueprint = CaptionerBlueprint(
-            Blueprint(config.model, (), channels, size, mean, std, options=config.model_kwargs),
+            encoder,
             vocabulary.words,
             layer=config.layer,
             attention=cast(Attention, config.attention),
@@ -137,7 +144,7 @@ class Captioning(Task):
         """Build the captioner, and load published weights into its encoder if requested."""
         self.model = self.blueprint.build()
         if self.config.weights != "none":
-            _begin_with(self.model.encoder.model, self.config)  # type: ignore[arg-type] # a module's attribute
+            _fill(cast(nn.Module, self.model.encoder.model), beginning_of(self.config, self.run), self.config)
         if self.config.freeze:
             self.model.encoder.requires_grad_(False)
             if self.config.weights == "none":
@@ -260,18 +267,17 @@ class Captioning(Task):
         return decoded, references
 
 
-def _begin_with(model: nn.Module, config: CaptionConfig) -> None:
-    """Load published weights into an encoder.
+def _fill(model: nn.Module, begun: Beginning, config: CaptionConfig) -> None:
+    """Load weights into an encoder.
 
     Raises:
-        WeightsError: If weights are not available, or belong to another network.
+        WeightsError: If they belong to another network.
     """
-    published = load_model(config.model, weights=config.weights).state_dict()
     own = model.state_dict()
-    other = [name for name, tensor in own.items() if name not in published or published[name].shape != tensor.shape]
+    other = [name for name, tensor in own.items() if name not in begun.tensors or begun.tensors[name].shape != tensor.shape]
     if other:
         raise WeightsError(
-            f"{config.model}: {len(other)} tensors differ from the published ones ({printable(other[0])}, ...). Use the published "
+            f"{config.model}: {len(other)} tensors differ from those of {begun.source} ({printable(other[0])}, ...). Use their "
             f"model_kwargs and {option('img_size')}, or pass {option('weights', 'none')}."
         )
-    model.load_state_dict({name: published[name] for name in own})
+    model.load_state_dict({name: begun.tensors[name] for name in own})

@@ -22,19 +22,20 @@ from visattn.data import LabeledDataset, load_labeled
 from visattn.data.labeled.own import OwnDataset
 from visattn.data.labeled.readers import PUBLISHED
 from visattn.data.labeled.subsets import held_out
-from visattn.errors import OptionError, UnsupportedModel, WeightsError
+from visattn.errors import OptionError, UnsupportedModel
 from visattn.families import trained
 from visattn.families.trained import evaluation_transform
-from visattn.loading import folders, load_model
+from visattn.loading import folders
 from visattn.loading.blueprints import Blueprint
 from visattn.models import ram
 from visattn.pipeline.tensors import prepare_tensor
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.batches import Labels
-from visattn.training.config import Config, Recipe
+from visattn.training.config import Config
 from visattn.training.optimizing import BACKBONE, freeze, groups_of, head_of
 from visattn.training.report.card import Achieved, Origin, card
 from visattn.training.report.costs import Cost, cost
+from visattn.training.tasks.beginning import beginning_of, fill, going_on, run_of
 from visattn.training.tasks.task import Draw, Measured, Targeted, Task, input_size, moments_of, scenes_size
 
 _RAM = "visattn_ram"
@@ -50,6 +51,8 @@ class Classification(Task):
             DataError: If the data cannot be used for training.
             OptionError: If mixup, CutMix or label smoothing is set for RAM.
         """
+        self.run = run_of(config)
+        config = _going_on(config, self.run)
         self.config: Config = config
         self.pictures: LabeledDataset
         self.tests: LabeledDataset
@@ -62,7 +65,7 @@ class Classification(Task):
         self.targets = Labels()
         if config.model == _RAM:
             _check_ram(config)
-        self._blueprint = blueprint_of(config, self.pictures)
+        self._blueprint = blueprint_of(config, self.pictures, run=self.run)
         self.in_pairs = config.mixup > 0 or config.cutmix > 0
         self.mixup = (
             Mixup(config.mixup, config.cutmix, label_smoothing=config.label_smoothing, num_classes=len(self._blueprint.classes))
@@ -85,7 +88,7 @@ class Classification(Task):
         """Build the network, and load published weights if requested."""
         model = self.blueprint.build()
         if self.config.weights != "none":
-            begin_with(model, self.config)
+            fill(model, beginning_of(self.config, self.run), self.config, self.classes)
         config = self.config
         head = head_of(model, len(self.blueprint.classes)) if config.head_lr or BACKBONE in config.freeze else ()
         if config.freeze:
@@ -208,8 +211,21 @@ def labeled(config: Config, split: Split) -> LabeledDataset:
     )
 
 
-def blueprint_of(config: Config, pictures: LabeledDataset | None = None, *, like: Blueprint | None = None) -> Blueprint:
-    """Return the blueprint of the network for its images. If `like` is given, take input and classes from it instead."""
+def _going_on(config: Config, run: Blueprint | None) -> Config:
+    """Return the settings of a training that begins with a run: also its attention, unless another one is given."""
+    config = going_on(config, run)
+    if run is None or config.attention != "none":
+        return config
+    return replace(config, attention=run.attention, attention_init=run.attention_init)
+
+
+def blueprint_of(
+    config: Config, pictures: LabeledDataset | None = None, *, like: Blueprint | None = None, run: Blueprint | None = None
+) -> Blueprint:
+    """Return the blueprint of the network for its images. If `like` is given, take input and classes from it instead.
+
+    `run` is the network that the training begins with, if it is known.
+    """
     options = config.model_kwargs | ({"widths": config.widths} if config.widths else {})
     if like is not None:
         return replace(
@@ -217,36 +233,16 @@ def blueprint_of(config: Config, pictures: LabeledDataset | None = None, *, like
         )
     pictures = pictures or labeled(config, "train")
     channels = 3 if config.weights != "none" or config.model.startswith("tv:") else pictures.channels
-    mean, std = moments_of(config, pictures, channels)
+    channels = channels if run is None else run.channels
+    mean, std = moments_of(config, pictures, channels, run)
     return Blueprint(
         config.model,
         pictures.classes,
         channels,
-        input_size(config, pictures.size),
+        input_size(config, pictures, run),
         mean,
         std,
         config.attention,
         options,
         config.attention_init,
     )
-
-
-def begin_with(model: nn.Module, config: Recipe) -> None:
-    """Load published weights into a network, except for layers whose shape differs because of the classes or channels.
-
-    Raises:
-        WeightsError: If weights are not available, or more than two layers (the first and the last) differ.
-    """
-    published = load_model(config.model, weights=config.weights).state_dict()
-    own = model.state_dict()
-    plain = {name.replace(".base.", "."): name for name in own}  # attached attention modules wrap a layer as `base`
-    fitting = {
-        plain[name]: tensor for name, tensor in published.items() if name in plain and own[plain[name]].shape == tensor.shape
-    }
-    other = sorted({name.rpartition(".")[0] for name in published if plain.get(name) not in fitting})
-    if len(other) > 2:
-        raise WeightsError(
-            f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...). "
-            f"Use the published model_kwargs and {option('img_size')}, or pass {option('weights', 'none')}."
-        )
-    model.load_state_dict(fitting, strict=False)

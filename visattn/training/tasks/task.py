@@ -21,6 +21,7 @@ from visattn.errors import DataError, ImageError
 from visattn.families import input_spec
 from visattn.families.trained import InputFacts
 from visattn.loading import load_model
+from visattn.loading.blueprints import Blueprint
 from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
 from visattn.training.optimizing import Groups
@@ -28,7 +29,7 @@ from visattn.training.report.card import Achieved, Data, Origin
 
 _LICENSES = {"fashion-mnist": "MIT (Zalando SE)"}
 _SHOWN = 8  # number of test images whose maps are drawn
-_USUAL = 224  # input side in pixels if the images have different sizes
+_USUAL = 224  # input side in pixels of larger images
 _SCENES = 64
 Targeted = tuple[Tensor, ...]
 Draw = Callable[[int], object]  # argument: the step
@@ -166,15 +167,25 @@ def scenes_size(config: Recipe) -> tuple[int, int]:
     return (config.img_size or _SCENES,) * 2
 
 
-def input_size(config: Recipe, pictures: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the `(height, width)` of the input. `pictures` is the size of the images, None if it varies."""
-    return (config.img_size,) * 2 if config.img_size else pictures or (_USUAL, _USUAL)
+def input_size(config: Recipe, pictures: ImageDataset, run: Blueprint | None) -> tuple[int, int]:
+    """Return the `(height, width)` of the input: as given, of the run or the published weights that are used, else of small images."""
+    if config.img_size:
+        return config.img_size, config.img_size
+    if run is not None:
+        return run.size
+    if config.weights != "none":
+        return input_spec(load_model(config.model, weights="none")).size
+    size = pictures.size
+    return size if size and max(size) <= _USUAL else (_USUAL, _USUAL)
 
 
-def moments_of(config: Recipe, pictures: ImageDataset, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation for normalization: those of the images, or of published weights if they are used."""
+def moments_of(
+    config: Recipe, pictures: ImageDataset, channels: int, run: Blueprint | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation for normalization: of the run or the published weights that are used, else of the images."""
+    if run is not None:
+        return run.mean, run.std
     if config.weights == "none":
         return moments(pictures, "L" if channels == 1 else "RGB")
-    file = config.weights != "auto"  # whose `model.json`, if there is one, states what its images were normalized with
-    spec = input_spec(load_model(config.model, weights=config.weights if file else "none"))
+    spec = input_spec(load_model(config.model, weights="none"))
     return spec.mean, spec.std
