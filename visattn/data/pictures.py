@@ -15,7 +15,7 @@ _LOOKED_AT = 16
 
 
 class _Indexed(Protocol):
-    """What is read to find the size of the images."""
+    """Sequence of images, each with something else."""
 
     def __len__(self) -> int: ...
 
