@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy.stats import binomtest
 
+from visattn.data.scenes.causes import CAUSES, CausedScenes, meaning
+from visattn.data.scenes.drawing import COLORS
 from visattn.training.config import Config
+from visattn.training.report import source
 from visattn.training.report.card import Achieved, Data, Origin, card, wilson
 from visattn.training.report.costs import Cost
 
@@ -127,3 +132,62 @@ def test_command_cannot_close_its_code_block() -> None:
 def test_accuracy_intervals_are_wilson_intervals(hits: int, count: int) -> None:
     expected = binomtest(hits, count).proportion_ci(0.95, "wilson")
     assert wilson(hits / count, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_commit_and_meaning_of_classes_are_told_if_they_are_known() -> None:
+    plain = card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN)
+    assert "- Commit of visattn: not known.\n" in plain
+    known = card(
+        CONFIG,
+        dataclasses.replace(DATA, meaning="Each class is a shape."),
+        REACHED,
+        dataclasses.replace(ORIGIN, commit="ab12"),
+        **GIVEN,
+    )
+    assert "- Commit of visattn: `ab12`.\n" in known
+    assert "- Each class is a shape.\n" in sections(known)["Model details"]
+
+
+def test_the_commit_is_that_of_the_repository_that_tracks_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *own, *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    package = tmp_path / "library" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(source, "_PACKAGE", package)
+    monkeypatch.setattr(source, "_installed_from", lambda: "elsewhere")
+    assert source.commit() == "elsewhere", "no repository"
+    git("init", "-q")
+    (tmp_path / "own.txt").write_text("")
+    git("add", "own.txt")
+    git("commit", "-q", "-m", "own")
+    assert source.commit() == "elsewhere", "the repository of somebody else's project, in which the package is installed"
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    assert source.commit() == git("rev-parse", "HEAD")
+    (tmp_path / "own.txt").write_text("changed")
+    assert source.commit() == git("rev-parse", "HEAD"), "a change elsewhere"
+    (package / "__init__.py").write_text("changed = True")
+    assert source.commit() == git("rev-parse", "HEAD") + ", changed since"
+
+
+def test_the_meaning_of_causes_is_what_the_scenes_show() -> None:
+    for cause in CAUSES:
+        values = dict(pair.split(" = ") for pair in meaning(cause).rpartition(": ")[2].rstrip(".").split(", "))
+        assert list(values) == ["0", "1", "2", "3"]
+        for index in range(24):
+            scene = CausedScenes(cause, 24, seed=3).scene(index)
+            said, first = values[str(scene.label)], scene.things[0]
+            if cause == "color":
+                assert said == first.color
+            elif cause == "border":
+                assert scene.image[0, 0].tolist() == list(COLORS[said])
+            elif cause == "companion":
+                assert said == first.shape
+            elif cause == "position":
+                row, column = (at > 0.5 for at in first.center)
+                assert said == f"{('top', 'bottom')[row]} {('left', 'right')[column]}"

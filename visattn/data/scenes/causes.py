@@ -52,6 +52,7 @@ TITLES: dict[Cause, str] = {
     "companion": "shape of the only object without a label shape",
     "mark": "black and white mark in a corner",
 }
+_QUARTERS = "top left", "top right", "bottom left", "bottom right"
 
 _FRAME = 0.035  # width of the frame, as a fraction of the side of a square with the image's area
 _DISK = 0.2  # radius of the disk with a pattern, likewise
@@ -195,6 +196,20 @@ class CausedScenes:
             )
             if self.cause != "position" or _in_quarter(things[0].center, value):
                 return things
+
+
+def meaning(cause: Cause) -> str:
+    """Return what the classes of scenes with this cause are, as a sentence."""
+    values: dict[Cause, Sequence[str]] = {
+        "ground": [f"{180 * value // VALUES} degrees" for value in range(VALUES)],
+        "color": _HUES,
+        "border": _HUES,
+        "pattern": [f"{period:g} pixels at a side of 64" for period in _PERIODS],
+        "position": _QUARTERS,
+        "companion": list(DISTRACTORS)[:VALUES],
+        "mark": [f"code {value}" for value in range(VALUES)],
+    }
+    return f"Each class is a value of the {TITLES[cause]}: {', '.join(f'{i} = {text}' for i, text in enumerate(values[cause]))}."
 
 
 def _in_quarter(center: tuple[float, float], value: int) -> bool:

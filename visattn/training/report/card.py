@@ -26,6 +26,7 @@ class Data:
         test: Number of test images.
         fingerprints: sha256 of each split, by its name.
         license: License of the images; empty if unknown.
+        meaning: What the classes are, where their names do not say it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Data:
     test: int
     fingerprints: Mapping[str, str]
     license: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,14 @@ class Origin:
         versions: Versions of the libraries, by name.
         sha256: sha256 of the weights file.
         license: License of the weights.
+        commit: Commit of visattn's source; empty if unknown.
     """
 
     command: str
     versions: Mapping[str, str]
     sha256: str = ""
     license: str = ""
+    commit: str = ""
 
 
 def card(
@@ -114,6 +118,7 @@ def card(
         what=(
             f"An image classifier: {'gray' if channels == 1 else 'color'} images of {height} x {width} pixels, "
             f"{len(data.classes)} classes: {_first(data.classes)}.",
+            data.meaning,
             f"Network: {code(config.model)}, "
             + ("plain." if config.attention == "none" else f"with attention modules `{config.attention}`."),
             counted(cost),
@@ -163,6 +168,7 @@ def page(
             f"{reached.images_per_second:,.0f} images/s.",
             f"Machine: {printable(reached.machine)}.",
             f"Software: {', '.join(f'{name} {number}' for name, number in origin.versions.items())}.",
+            f"Commit of visattn: {f'`{origin.commit}`' if origin.commit else 'not known'}.",
         ),
         "Limits": _list(*limits),
         "License": f"{origin.license or 'Not stated.'}\n",

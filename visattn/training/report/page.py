@@ -21,6 +21,7 @@ from visattn.provenance import Provenance, processor
 from visattn.training.config import Recipe
 from visattn.training.report.card import Achieved, Origin
 from visattn.training.report.outcomes import as_rows, by_class, confusion
+from visattn.training.report.source import commit
 from visattn.training.run.folder import CARD, CLASSES, CONFUSION, CURVES, FINAL, LOG, MATRIX, SPEED, TABLE, Result
 from visattn.training.run.log import Log
 from visattn.training.tasks.task import Task
@@ -50,7 +51,7 @@ def write_results(run: Path, task: Task, model: nn.Module, result: Result, outco
         result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine(), result.top5
     )
     versions = {name: version(name) for name in ("visattn", "torch", "torchvision", "timm")}
-    origin = Origin(command(config), versions, digest(run / FINAL / WEIGHTS), config.license)
+    origin = Origin(command(config), versions, digest(run / FINAL / WEIGHTS), config.license, commit())
     write_whole(run / CARD, task.card(model, reached, origin).encode())
     counts = None if outcomes is None else confusion(outcomes, len(task.classes))
     names = tuple(map(printable, task.classes))

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from visattn.data.captions.pictures import SCENES
 from visattn.data.pictures import ImageDataset
-from visattn.data.scenes.store import DRAWN
+from visattn.data.scenes.causes import meaning
+from visattn.data.scenes.store import BY, DRAWN
 from visattn.errors import DataError, ImageError
 from visattn.families import input_spec
 from visattn.families.trained import InputFacts
@@ -139,6 +140,7 @@ class Task(ABC):
             test=len(self.tests),
             fingerprints={split: part.fingerprint() for split, part in (("train", self.pictures), ("test", self.tests))},
             license="drawn by visattn" if name in (*DRAWN, *SCENES) else _LICENSES.get(name, ""),
+            meaning=meaning(BY[name]) if name in BY else "",
         )
 
     def order(self) -> Iterable[int]:
