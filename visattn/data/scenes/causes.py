@@ -204,7 +204,7 @@ def meaning(cause: Cause) -> str:
         "ground": [f"{180 * value // VALUES} degrees" for value in range(VALUES)],
         "color": _HUES,
         "border": _HUES,
-        "pattern": [f"{period:g} pixels at a side of 64" for period in _PERIODS],
+        "pattern": [f"{period:g} pixels" for period in _PERIODS],
         "position": _QUARTERS,
         "companion": list(DISTRACTORS)[:VALUES],
         "mark": [f"code {value}" for value in range(VALUES)],
