@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import visattn
+from tests import messages
 from visattn import data
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.run import look
@@ -27,6 +28,8 @@ _FIGURE = "figure"
 def pytest_configure(config: pytest.Config) -> None:
     """Limit torch to one thread per process: on shared cores, threads that wait for each other take five times as long."""
     torch.set_num_threads(1)
+    if folder := os.environ.get("VISATTN_MESSAGES"):
+        messages.record(Path(folder))
     for name in ("no_proxy", "NO_PROXY"):  # tests start servers of their own
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -330,3 +331,45 @@ def test_a_call_that_copies_in_one_forward_pass_and_not_in_another_keeps_places(
         fresh = Strided().eval()
         fresh.load_state_dict(model.state_dict())
         torch.testing.assert_close(weights(recording), weights(run(fresh, pixels.detach())), rtol=0, atol=0)
+
+
+def into_slice(y: Tensor, x: Tensor) -> Tensor:
+    y[:, :2] = x[:, :2]
+    return y
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "y += x": operator.iadd,
+    "add_": lambda y, x: y.add_(x),
+    "slice": into_slice,
+    "inplace=True": lambda y, _: F.relu(y, inplace=True),
+    "inplace by position": lambda y, _: F.hardtanh(y, 0.0, 6.0, True),
+}
+
+
+class Overwritten(nn.Module):
+    """CNN that writes into the output of a layer."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 3, 1, 1), nn.Linear(8, 5)
+        self.write = [write]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(2):
+            x = self.write[0](self.block(x), x)
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", list(WRITES))
+def test_kept_layers_that_are_written_into_and_passes_without_them_take_turns(how: str) -> None:
+    """Keeping a layer adds calls to the tape, so the passes agree up to the write, which is then compared before it runs."""
+    torch.manual_seed(0)
+    model, x = Overwritten(WRITES[how]).eval().requires_grad_(False), torch.rand(1, 3, 32, 32)
+    for layers in (["block"], ["head"]) * 3:
+        with visattn.capture(model, features=layers, gradients=True) as recording:
+            model(x)
+        assert recording.unseen == []
+        if layers == ["block"]:
+            assert [feature.layout is not None for feature in recording.features] == [True, True]

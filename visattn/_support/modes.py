@@ -29,7 +29,8 @@ class _Autocast(NamedTuple):
     dtype: torch.dtype
 
     def switched(self, *, on: bool) -> torch.autocast:
-        return torch.autocast(self.device, dtype=self.dtype, enabled=on, cache_enabled=on and torch.is_autocast_cache_enabled())
+        """Turn it on or off, without its cache: a weight that was cast in an earlier forward pass would be none of this one."""
+        return torch.autocast(self.device, dtype=self.dtype, enabled=on, cache_enabled=False)
 
 
 _callers: ContextVar[tuple[_Autocast, ...]] = ContextVar("autocast of the caller", default=())
@@ -48,13 +49,15 @@ def _autocast() -> tuple[_Autocast, ...]:
 def own_modes() -> Iterator[None]:
     """Compute in full precision and on tensors that autograd can use, whatever the modes of the caller.
 
-    Inference mode and autocast are off inside the block. The model's own computation goes into `callers_modes`.
+    Inference mode and autocast are off inside the block. The model's own computation goes into `callers_modes`. Python's random numbers go
+    on after the block as if it had drawn none: libraries that are imported inside draw some.
 
     Yields:
         Nothing.
     """
     active = _autocast()
     with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())

@@ -27,7 +27,7 @@ from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, 
 from visattn.capturing.placing.apart import apart, are_around, function_modes, strange
 from visattn.capturing.placing.steps import is_plain
 from visattn.capturing.trace.noting import plainly
-from visattn.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, operation_of
+from visattn.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, operation_of, overwrites
 from visattn.capturing.trace.tape import Attention, Entry, Operand
 from visattn.capturing.trace.tracer import Tracer
 from visattn.operators.fused import LogSumExpReader
@@ -134,6 +134,8 @@ class CaptureMode(TorchFunctionMode):
             entry = tracer.quickly(func, args, kwargs)
             if entry is None and func not in ASK:
                 entry = tracer.expected(func, args, kwargs)
+            if entry is None and overwrites(func, args, kwargs):
+                entry = tracer.elsewhere(func, args, kwargs)  # once it has run, its operands are others
             if entry is not None and entry.attention is None:
                 run = tracer.run if entry.contents else plainly  # contents of index tensors may differ from those on the tape
                 out = run(func, args, kwargs)

@@ -7,7 +7,7 @@ PyTorch's own functions are looked up: a function `softmax` of another library c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ class Operation(NamedTuple):
         reforms: Whether it changes the shape or flags of its first operand in place.
         exposes: Whether other code may afterward write into its operand without being intercepted.
         tells: Whether it hands numbers of its operand to other code.
+        inplace: Position of the argument `inplace`, as of `F.hardtanh`; -1 if it has none.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Operation(NamedTuple):
     reforms: bool
     exposes: bool
     tells: bool
+    inplace: int
 
 
 _operations: dict[Any, Operation] = {}  # by function
@@ -132,7 +134,22 @@ def _properties(func: Any) -> Operation:  # noqa: ANN401
         reforms=reforms,
         exposes=exposes,
         tells=exposes or full_name in TELL,
+        inplace=_position_of_inplace(func) if own else -1,
     )
+
+
+def _position_of_inplace(func: Any) -> int:  # noqa: ANN401
+    code = getattr(func, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    return names.index("inplace") if "inplace" in names else -1
+
+
+def overwrites(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Check whether a call says that it writes into its first operand, or into tensors given as `out`."""
+    operation = operation_of(func)
+    if operation.writes or "out" in kwargs or kwargs.get("inplace") is True:
+        return True
+    return 0 <= operation.inplace < len(args) and args[operation.inplace] is True
 
 
 _EXPOSE = frozenset(name.strip("_") for name in EXPOSE)
