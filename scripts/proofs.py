@@ -35,6 +35,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "localization": Proof("scripts/localization.py"),
     "layers of Grad-CAM": Proof("scripts/cam_layers.py"),
     "attach": Proof("scripts/attach_sweep.py"),
+    "contexts of calls": Proof("-m tests.contexts --pairs 4"),
     "oldest transformers": Proof("scripts/oldest_transformers.py"),
     "a run on a cluster": Proof("-m tests.batch.cluster 500", alone=True),
     "other libraries": Proof("scripts/library_coverage.py", alone=True),

@@ -60,6 +60,7 @@ KEEPING: dict[str, Changed] = {
     "DataParallel": nn.DataParallel,
     "compile": lambda model: cast("nn.Module", torch.compile(model)),
     "Lightning": lambda model: Around(model).eval(),
+    "Lightning around DataParallel": lambda model: Around(nn.DataParallel(model)).eval(),
     "Lightning twice": lambda model: Around(Around(model)).eval(),
 }
 

@@ -200,14 +200,15 @@ class _Outside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside = False
 
     def tell(self, name: str) -> None:
-        """Count an operation, unless it only reads what a tensor is."""
-        self.count += not self._inside and name not in _FACTS
+        """Count an operation, unless it only reads what a tensor is, or marks a range for the profiler, as wrappers of PyTorch do."""
+        self.count += not self._inside and name not in _FACTS and not name.startswith(_MARKS)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        self.tell("aten")
+        self.tell(str(func))
         return func(*args, **(kwargs or {}))
 
 
+_MARKS = "profiler.", "_record_function_"
 _FACTS = frozenset({"__get__", "size", "dim", "is_floating_point", "numel", "stride", "__len__"})
 
 
