@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What programs do to a model before a call, or around it."""
+"""Modes: changes that programs make to a model before a call, or around it."""
 
 from __future__ import annotations
 
