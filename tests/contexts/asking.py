@@ -29,7 +29,7 @@ SHORT: dict[str, dict[str, Any]] = {"attention": {"fusion": "mean"}}  # one map
 
 
 class Answer(NamedTuple):
-    """What came back.
+    """Answer to a question, or refusal.
 
     Attributes:
         kind: `answered`, `refused`, or `raw` for an error that is none of visattn's.

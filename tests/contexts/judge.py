@@ -31,7 +31,13 @@ Question = tuple[str, int]  # method and photo
 
 
 class Verdict(NamedTuple):
-    """What is wrong with an answer; empty if nothing is."""
+    """Judgment of one answer.
+
+    Attributes:
+        wrong: What is wrong; empty if nothing is.
+        text: Text of a refusal or an error.
+        plain: Whether the plain model answers.
+    """
 
     model: str
     mode: str
@@ -39,8 +45,8 @@ class Verdict(NamedTuple):
     photo: int
     kind: str
     wrong: str
-    text: str  # of a refusal or an error
-    plain: bool  # whether the plain model answers
+    text: str
+    plain: bool
 
 
 def fresh(act: Callable[[], Result]) -> Result:
