@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
+from gallery.even import even_sheet
 from gallery.film import film_picture, walk_picture
 from gallery.layer import layer_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
@@ -92,6 +93,7 @@ def main() -> None:
     _save("holes", _holes(model))
     _save("color_profile", profiles_sheet(model))
     _save("layer", layer_sheet(model))
+    _save("even", even_sheet())
     _save("readout", readout_sheet(model))
     _save("windows", _windows())
     _save("targets", _targets(model))

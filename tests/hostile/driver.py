@@ -140,10 +140,17 @@ def _judge(found: Outcome, work: Path, before: State, after: State, longest: flo
         return
     allowed = [work / name for name in case.outputs]
     free = {place / "out", place / "err"}
-    for path in sorted({*before, *after} - free):
-        named = any(
+
+    def is_named(path: Path) -> bool:
+        return any(
             path == one or one in path.parents or path in one.parents or fnmatchcase(str(path), str(one)) for one in allowed
         )
+
+    holding = {
+        above for path in {*after} - {*before} if is_named(path) for above in path.parents
+    }  # folders that mirror the inputs'
+    for path in sorted({*before, *after} - free):
+        named = is_named(path) or (path not in before and path in holding)
         if before.get(path) != after.get(path) and not named and place / "cache" not in path.parents:
             found.wrong.append(f"{_what(path, before, after)} {ascii(str(path.relative_to(place)))[1:-1]}")
     if found.code == 0:
