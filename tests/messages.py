@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def record(folder: Path) -> None:
         place = str(file), frame.f_lineno
         if place not in known and file.is_relative_to(PACKAGE):
             known.add(place)
-            with (folder / f"{os.getpid()}.txt").open("a") as stream:
+            with suppress(OSError), (folder / f"{os.getpid()}.txt").open("a") as stream:
                 stream.write(f"{file.relative_to(PACKAGE)}:{frame.f_lineno}\n")
 
     VisattnError.__init__ = noting  # type: ignore[method-assign, assignment]

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import visattn
-from tests.cli.test_commands import TINY, Run, photo, run  # noqa: F401 - fixtures
+from tests.cli.test_commands import COLORED, TINY, Run, photo, run  # noqa: F401 - fixtures
 from visattn._support import extras
 from visattn._support.language import flag, in_shell, option, worded
 from visattn.batch.cluster import Explainer
@@ -34,7 +34,7 @@ def explained(**options: Any) -> visattn.Explanation:
 
 def twice() -> None:
     for _ in range(2):
-        explained(method="rollout").save("out.png", overwrite=False)
+        explained(method="rollout").save("out.png", overwrite=False, normalize="minmax")
 
 
 def trained(folder: str = "run", **options: Any) -> None:
@@ -48,7 +48,7 @@ TRAIN = ("train", "classify", "--img-size", "32", "--epochs", "1", "-o", "run")
 MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...], str, str]] = {
     "an output that exists": (
         twice,
-        (*OVERLAY, "--method", "rollout", "-o", "out.png"),
+        (*OVERLAY, *COLORED, "--method", "rollout", "-o", "out.png"),
         "pass overwrite=True to replace it or choose another name",
         "pass --overwrite to replace it or choose another name (-o/--output)",
     ),
@@ -151,7 +151,7 @@ def test_a_note_names_the_option_as_its_caller_does(run: Run, photo: Path) -> No
     with pytest.warns(VisattnNote, match="^weights False is understood as 'none'$"):
         load_model("vit_tiny_patch16_224", weights=False)  # type: ignore[arg-type]
     with pytest.warns(VisattnNote, match="^--method 'AttentionRollout' is understood as 'rollout'$"):
-        assert run("overlay", photo, *TINY, "--method", "AttentionRollout")[0] == 0
+        assert run("overlay", photo, *TINY, *COLORED, "--method", "AttentionRollout")[0] == 0
 
 
 def test_options_are_written_in_both_languages() -> None:

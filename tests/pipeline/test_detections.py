@@ -63,7 +63,7 @@ def test_the_box_of_an_object_query_is_in_map_picture_and_notes(photo: Image.Ima
     assert detection.label == "lynx"
     np.testing.assert_allclose(detection.box, Box(9.6, 48, 38.4, 112), atol=1e-4)
     assert "box 2 of the model's output: lynx, x 48 to 112, y 10 to 38" in found.provenance.notes
-    drawn, plain = (np.asarray(one.overlay()) for one in (found, explained(photo, query="mean")))
+    drawn, plain = (np.asarray(one.overlay(normalize="minmax")) for one in (found, explained(photo, query="mean")))
     assert (drawn[10:38, 111] == 255).mean() > 0.9  # the right edge is white
     assert not (plain[10:38, 111] == 255).all(1).any()
     kept, _ = visattn.load_map(found.save_map(tmp_path / "map.npz"))

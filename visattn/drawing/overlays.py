@@ -115,13 +115,13 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
         if not quiet:
             warn("the model's input contains no pixel of the photo; the photo is unchanged.")
         return carrying(picture.copy(), made)
+    if opacity == 0 and not lines:
+        return carrying(picture.copy(), made)
     if high - low < _FLAT or shows_nothing(style.normalize, low, high):
         said = _uncolored(low, high)
         if not quiet:
             warn(said)
         return carrying(picture.copy(), made.but(drawing=made.drawing | {"uncolored": said}))
-    if opacity == 0 and not lines:
-        return carrying(picture.copy(), made)
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
     inner, values = base[rows, columns], values[rows, columns]

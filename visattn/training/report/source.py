@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
+
+from visattn._support.json_files import decoded
 
 _PACKAGE = Path(__file__).parents[2]
 _SECONDS = 10
@@ -36,6 +38,6 @@ def _git(*arguments: str) -> str:
 def _installed_from() -> str:
     try:
         told = distribution("visattn").read_text("direct_url.json")
-        return str(json.loads(told or "{}").get("vcs_info", {}).get("commit_id", ""))
+        return str(decoded((told or "{}").encode(), dict[str, Any], lax=True).get("vcs_info", {}).get("commit_id", ""))
     except (PackageNotFoundError, ValueError, AttributeError):
         return ""
