@@ -178,10 +178,20 @@ def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
     assert not new
     assert set(changed) == {style, overlays}
     pages: dict[str, Callable[..., dict[str, object]]] = {
-        "overlay": lambda *more: copy.visattn("overlay", "photo.png", "--method", "rollout", *more),
+        "overlay": lambda *more: copy.visattn("overlay", "photo.png", "--method", "rollout", "--normalize", "minmax", *more),
         "heads": lambda *more: copy.visattn("heads", "photo.png", *more),
         "gates": lambda *more: copy.visattn(
-            "heads", "photo.png", "--method", "gates", "--model", "visattn_bam_resnet18", "--weights", "none", *more
+            "heads",
+            "photo.png",
+            "--method",
+            "gates",
+            "--model",
+            "visattn_bam_resnet18",
+            "--weights",
+            "none",
+            "--normalize",
+            "minmax",
+            *more,
         ),
     }
     for name, draw in pages.items():

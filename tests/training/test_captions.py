@@ -263,7 +263,7 @@ def test_ram_refuses_mixup(tmp_path: Path) -> None:
 def test_published_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe(model="visattn_resnet14", model_kwargs={})
     other = timm.create_model("visattn_resnet18")
-    monkeypatch.setattr("visattn.training.tasks.captioning.load_model", lambda *_, **__: other)
+    monkeypatch.setattr("visattn.training.tasks.beginning.load_model", lambda *_, **__: other)
     task = Captioning(config)
     task.config = replace(config, weights="auto")
     with pytest.raises(WeightsError, match=r"visattn_resnet14: \d+ tensors differ from those of"):
