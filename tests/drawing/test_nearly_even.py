@@ -96,6 +96,14 @@ def test_the_rule_is_a_share_of_the_largest_magnitude() -> None:
 def test_signed_maps_are_centered_on_zero_and_keep_their_colors() -> None:
     made = overlay(PHOTO, replace(heat(), signed=True))
     assert made.tobytes() != PHOTO.tobytes()
+    found = explained()
+    signed = replace(found, map=replace(found.map, signed=True))
+    assert signed.overlay(legend=True).height > signed.overlay().height, "the color bar is there"
+
+
+def test_a_map_without_colors_has_no_color_bar() -> None:
+    with pytest.warns(VisattnWarning, match=SAID):
+        assert explained().overlay(legend=True).size == PHOTO.size
 
 
 def test_normalized_maps_are_not_stretched() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tests.training.small import pictures, recipe
 from visattn.errors import DataError, OptionError, VisattnNote, WeightsError
 from visattn.loading import folders, load_model
-from visattn.training import train
+from visattn.training import compare_runs, train
 from visattn.training.config import Config
 from visattn.training.tasks.beginning import beginning_of, fill
 from visattn.training.tasks.caption_config import CaptionConfig
@@ -150,6 +150,20 @@ def test_a_run_of_another_network_or_kind_is_refused(run: tuple[Path, Config], t
     (tmp_path / "empty").mkdir()
     with pytest.raises(WeightsError, match="cannot be read"):
         Classification(continued(run, tmp_path / "empty"))
+
+
+def test_variants_of_attention_begin_without_attention(run: tuple[Path, Config], tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"has se, which every variant would continue with. Begin with weights of a network without"
+    ):
+        compare_runs(continued(run, run[0]), tmp_path / "compared", ["none", "se"], 1)
+    assert not (tmp_path / "compared").exists()
+    plain = replace(run[1], attention="none", img_size=24)
+    train(plain, tmp_path / "plain")  # what the message says to do
+    config = continued((tmp_path / "plain", plain), tmp_path / "plain", epochs=0.5)
+    with pytest.warns(VisattnNote, match="last layer is kept"):
+        rows = compare_runs(config, tmp_path / "compared", ["none", "se"], 1)
+    assert [row["attention"] for row in rows] == ["none", "se"]
 
 
 def test_a_trained_run_is_better_than_chance_before_its_first_step(run: tuple[Path, Config], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from visattn.captioning.beam_search import search
 from visattn.captioning.encoders import receptive_field
 from visattn.captioning.folders import CaptionerBlueprint, load
 from visattn.captioning.vocabulary import SPECIAL, Vocabulary, split
+from visattn.data.captions.pictures import SCENES
 from visattn.drawing.filmstrips import animation, filmstrip
 from visattn.drawing.pictures import Picture
 from visattn.errors import LayoutError, OptionError
@@ -262,7 +263,7 @@ class Captioner:
         """Return that a photo is unlike the generated scenes of a training on them, in size or contrast; nothing if it is like them."""
         height, width = self.blueprint.size
         spread = float(pixels.float().square().mean().sqrt())  # 1 over all of the training images
-        if self._trained_on != "scenes" or (photo.size == (width, height) and _FLATTEST < spread < _STRONGEST):
+        if self._trained_on not in SCENES or (photo.size == (width, height) and _FLATTEST < spread < _STRONGEST):
             return ()
         what = "its contrast differs from theirs"
         if photo.size != (width, height):

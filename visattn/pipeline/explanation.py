@@ -136,7 +136,7 @@ class Explanation:
             parts = rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
         heat = self.heatmap(chosen.interpolation)
-        even = nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
+        even = not heat.signed and nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
         if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:
             chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         draw = partial(self._drawn, heat=heat, mass=mass)
@@ -144,7 +144,7 @@ class Explanation:
         picture: Image.Image = colored
         made = colored.provenance
         bar = None
-        if legend and not (even and chosen.normalize == "auto"):
+        if legend and "uncolored" not in made.drawing:
             scale = resolved(chosen.normalize, heat.grid, heat.signed)
             ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
             bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")

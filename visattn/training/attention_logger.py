@@ -226,7 +226,7 @@ class AttentionLogger:
         low, high = float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid))
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
-        if shows_nothing(self._style.normalize, low, high):
+        if not heat.signed and shows_nothing(self._style.normalize, low, high):
             return Cell(photo, f"nearly even, {range_words(low, high)}")
         return Cell(on_scale(photo, heat, *scale, self._style), range_words(low, high))
 
