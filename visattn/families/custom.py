@@ -31,14 +31,15 @@ def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     return ModelDescription(tokens, "", provenance, ends=tuple(ends.values()))
 
 
-def repeated(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+def repeated(model: nn.Module, prefix: str = "", around: frozenset[nn.Module] = frozenset()) -> dict[str, nn.Module]:
     """Return the modules that have siblings of the same class, by name: the blocks or stages of a model. Parts of these are left out."""
-    children = [(f"{prefix}{name}", part) for name, part in model.named_children()]
+    around |= {model}  # a module may contain itself
+    children = [(f"{prefix}{name}", part) for name, part in model.named_children() if part not in around]
     counts = Counter(type(part) for _, part in children if any(True for _ in part.children()))
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for name, part in children:
-        found |= {name: part} if counts[type(part)] > 1 else repeated(part, f"{name}.")
-    return found
+        blocks |= {name: part} if counts[type(part)] > 1 else repeated(part, f"{name}.", around)
+    return blocks
 
 
 def labels(_model: nn.Module) -> None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from visattn._support.memory import OfWeights
-from visattn._support.modes import own_modes
+from visattn._support.sampled_weights import sampled_weights
 from visattn.provenance import Provenance
 
 _PLACE = "_visattn_facts"  # attribute of a model
 CHANGED = "the weights have changed since their preprocessing and classes were stated"
-_SAMPLED = 64  # values of the last two tensors, those of a classifier's head; of all others one
 
 
 class Facts(NamedTuple):
@@ -37,9 +34,6 @@ class Facts(NamedTuple):
     input: Mapping[str, Any] | None
     classes: tuple[str, ...] | None
     changed: bool
-
-
-_compared: OfWeights[bool] = OfWeights()
 
 
 def state(
@@ -66,8 +60,7 @@ def state(
         told["input"] = dict(input)
     if classes is not None:
         told["classes"] = list(classes)
-    told["sample"] = None if in_training else _sample(model)
-    told["stated"] = told.get("stated", 0) + 1
+    told["sample"] = None if in_training else sampled_weights(model)
     vars(model)[_PLACE] = told
     return model
 
@@ -82,9 +75,7 @@ def facts_of(model: nn.Module) -> Facts | None:
         return None
     provenance = told.get("provenance")
     known = None if provenance is None else Provenance.from_dict(dict(provenance))
-    changed = told.get("sample") is not None and not _compared.of(
-        model, told["stated"], lambda: _alike(told["sample"], _sample(model))
-    )
+    changed = told.get("sample") is not None and not _alike(told["sample"], sampled_weights(model))
     if known is not None and changed:
         known = replace(known, weights=f"{known.weights}, changed since", weights_sha256=None, random=False, warnings=())
     classes = told.get("classes")
@@ -104,28 +95,6 @@ def family_of(model: nn.Module) -> str:
     return str(stored["family"]) if stored else ""
 
 
-def _sample(model: nn.Module) -> dict[str, list[float]]:
-    """Return some values of each tensor of the weights, by name."""
-    named = {name: tensor for name, tensor in chain(model.named_parameters(), model.named_buffers()) if _has_values(tensor)}
-    last = list(named)[-2:]
-    with own_modes(), torch.no_grad():
-        values = {name: _some(tensor, _SAMPLED if name in last else 1) for name, tensor in named.items()}
-        every = torch.cat([value.double().cpu() for value in values.values()]).tolist() if values else []
-    numbers = iter(every)
-    return {name: [next(numbers) for _ in range(len(value))] for name, value in values.items()}
-
-
-def _has_values(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and tensor.device.type != "meta"
-
-
-def _some(tensor: Tensor, count: int) -> Tensor:
-    """Return values of a tensor at places that are even over it, around its middle."""
-    flat = tensor.detach().flatten()
-    step = max(len(flat) // count, 1)
-    return flat[step // 2 :: step][:count]
-
-
 def _alike(stated: Mapping[str, Sequence[float]], present: Mapping[str, Sequence[float]]) -> bool:
     """Check that values are the same, or the same after they were rounded to 16 bits."""
     if stated.keys() != present.keys():
@@ -135,4 +104,4 @@ def _alike(stated: Mapping[str, Sequence[float]], present: Mapping[str, Sequence
         return False
     one, other = (torch.tensor(values, dtype=torch.float64) for values in (before, now))
     kinds = one.dtype, torch.float32, torch.float16, torch.bfloat16
-    return any(torch.equal(one.to(kind), other.to(kind)) for kind in kinds)
+    return any(torch.allclose(one.to(kind), other.to(kind), rtol=0, atol=0, equal_nan=True) for kind in kinds)

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from visattn._support.attempts import Attempt
 from visattn._support.checkpointing import without_checkpoints
 from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn._support.module_hooks import module_hooks
 
+_NO_MAP = ""  # no module outputs one, or tokens follow
 _seen: OfStructure[str | None] = OfStructure()
 
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)  # VGG pools to 7 x 7 at any input size
@@ -35,7 +37,7 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
     Returns:
         Name of the outermost such module; None if tokens follow, or the model cannot run on the meta device.
     """
-    return _seen.of(model, (channels, size), lambda: _observed(model, channels, size))
+    return _seen.of(model, (channels, size), lambda: _observed(model, channels, size)) or None
 
 
 class _Step(NamedTuple):
@@ -115,6 +117,7 @@ def _within(step: _Step, other: _Step) -> bool:
 
 
 def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
+    """Return the name, or `_NO_MAP`; None if the model cannot run on the meta device."""
     last: _Step | None = None
     version = -1  # version of its output, which in-place operations increase
 
@@ -128,7 +131,9 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
             last, version = _Step(name, call, None, output), output._version
 
     counts = _dry_run(model, channels, size, watch)
-    return None if counts is None or last is None else _called(last, counts)
+    if counts is None:
+        return None
+    return _NO_MAP if last is None else _called(last, counts)
 
 
 Watch = Callable[[str, int, nn.Module, tuple[Any, ...], Any], None]  # name of a module, index of its call, and what `After` gets
@@ -139,7 +144,7 @@ def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watc
 
     Returns:
         How often each module returned a tensor; None if the model cannot run there.
-    """  # noqa: DOC501 - Ctrl-C is passed on
+    """
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return None  # on the meta device every step of an RNN is unrolled, which takes minutes
     counts: Counter[str] = Counter()
@@ -150,15 +155,11 @@ def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watc
             watch(name, counts[name], module, args, output)
             counts[name] += 1
 
-    try:
+    with Attempt() as attempt:
         bare = without_values(model)
         with torch.no_grad(), same_randomness(), without_checkpoints(bare), module_hooks(bare, after=after):
             bare(torch.empty(1, channels, *size, device="meta"))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # the model may raise anything
-        return None
-    return counts
+    return None if attempt.failed else counts
 
 
 def _spatial(output: Tensor) -> bool:

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from visattn._support.attempts import Attempt
 from visattn._support.checkpointing import without_checkpoints
 from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn.families.feature_maps import without_values
 
 USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels
-_sizes: OfStructure[tuple[int, int]] = OfStructure()
+_sides: OfStructure[int | None] = OfStructure()
 
 
 def first_size(model: nn.Module, channels: int) -> tuple[int, int]:
@@ -28,13 +29,19 @@ def first_size(model: nn.Module, channels: int) -> tuple[int, int]:
         model: Image model; it is not modified.
         channels: Channels of its input.
     """
+    sides = () if any(isinstance(module, nn.RNNBase) for module in model.modules()) else USUAL
 
-    def found() -> tuple[int, int]:
-        sides = () if any(isinstance(module, nn.RNNBase) for module in model.modules()) else USUAL
-        side = next((side for side in sides if _runs(model, channels, (side, side), repeating=False)), USUAL[0])
-        return side, side
+    def found() -> int | None:
+        for side in sides:
+            attempt = _attempted(model, channels, (side, side), repeating=False)
+            if not attempt.failed:
+                return side
+            if not attempt.lasts:
+                return None
+        return USUAL[0]
 
-    return _sizes.of(model, channels, found)
+    side = _sides.of(model, channels, found) or USUAL[0]
+    return side, side
 
 
 def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
@@ -45,12 +52,12 @@ def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
         channels: Channels of the images.
         size: Height and width of the images.
     """
-    return _runs(model, channels, size, repeating=True)
+    return not _attempted(model, channels, size, repeating=True).failed
 
 
-def _runs(model: nn.Module, channels: int, size: tuple[int, int], *, repeating: bool) -> bool:
+def _attempted(model: nn.Module, channels: int, size: tuple[int, int], *, repeating: bool) -> Attempt:
     pixels = torch.empty(1, channels, *size, device="meta")
-    try:
+    with Attempt() as attempt:
         bare = without_values(model)
         with (
             torch.no_grad(),
@@ -59,11 +66,7 @@ def _runs(model: nn.Module, channels: int, size: tuple[int, int], *, repeating: 
             nullcontext() if repeating else _WithoutRepeats(pixels),
         ):
             bare(pixels)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # the model may raise anything
-        return False
-    return True
+    return attempt
 
 
 class _WithoutRepeats(TorchDispatchMode):

@@ -20,7 +20,7 @@ from visattn.families.sizes import takes
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
-_stems: OfStructure[bool] = OfStructure()
+_stems: OfStructure[bool | None] = OfStructure()
 
 
 def owns(model: nn.Module) -> bool:
@@ -116,7 +116,7 @@ def remember(model: nn.Module) -> nn.Module:
 
 def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
     """Check whether a model takes three channels and rearranges them into more before its first convolution, as TResNet does."""
-    return _stems.of(model, size, lambda: takes(model, 3, size))
+    return bool(_stems.of(model, size, lambda: takes(model, 3, size) or None))
 
 
 def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class

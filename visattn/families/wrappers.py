@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from visattn._support.attempts import Attempt
 from visattn._support.memory import OfStructure
 from visattn._support.modes import evaluating, own_modes, same_randomness
 from visattn.errors import UnsupportedModel
@@ -34,7 +35,7 @@ class _Passing(NamedTuple):
     back: bool = False
 
 
-_passing: OfStructure[_Passing] = OfStructure()
+_passing: OfStructure[_Passing | None] = OfStructure()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -78,7 +79,7 @@ def _inside(model: nn.Module) -> tuple[nn.Module | None, _Passing]:
     name, inner = next(inside, ("", None))
     if inner is None or next(inside, None) is not None:
         return None, _Passing()
-    return inner, _passing.of(model, name, lambda: _passes(model, inner))
+    return inner, _passing.of(model, name, lambda: _passes(model, inner)) or _Passing()
 
 
 def _family(model: nn.Module) -> ModuleType | None:
@@ -125,18 +126,16 @@ class _Call(NamedTuple):
     before: int
 
 
-def _passes(model: nn.Module, inner: nn.Module) -> _Passing:
+def _passes(model: nn.Module, inner: nn.Module) -> _Passing | None:
+    """Run a model once, and look what its inner model is given and returns; None if it may run the next time."""
     calls: list[_Call] = []
     with own_modes(), torch.no_grad(), same_randomness(), evaluating(model):
         pixels, keyword = _blank(inner)
         outside = _Outside()
-        try:
-            with _told(inner, calls, outside), outside, outside.functions:
-                output = model(pixels)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # the model may raise anything
-            return _Passing()
+        with Attempt() as attempt, _told(inner, calls, outside), outside, outside.functions:
+            output = model(pixels)
+    if attempt.failed:
+        return _Passing() if attempt.lasts else None
     if len(calls) != 1 or calls[0].before:
         return _Passing()
     call = calls[0]
