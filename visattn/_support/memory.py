@@ -74,21 +74,21 @@ def _surroundings() -> Hashable:
 
 def _weights(model: nn.Module) -> Iterator[object]:
     """Yield what tells that the model was built otherwise, or that weights were replaced or written, also through `.data`."""
-    yield from _structure(model)
+    yield from _structure(model, but=(list, set, dict))  # a model may fill these in its forward pass
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         yield name, id(tensor), tensor.dtype, 0 if tensor.is_inference() else tensor._version
     yield from chain.from_iterable(sampled_weights(model).values())
 
 
-def _structure(model: nn.Module) -> Iterator[object]:
+def _structure(model: nn.Module, but: tuple[type, ...] = ()) -> Iterator[object]:
     """Yield what decides how a forward pass runs: classes, functions, settings, hooks and shapes of all modules."""
     for name, module in model.named_modules():
         yield name
         yield type(module)
         yield _Same(getattr(type(module), "forward", None))
-        yield tuple(module._modules)
+        yield tuple(module._modules.keys())
         for key, value in vars(module).items():
-            if key not in _OF_MODULES:
+            if key not in _OF_MODULES and not isinstance(value, but):
                 yield key
                 yield _setting(value)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
