@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ordinary_user, public_folder  # noqa: F401 - fixtures
-
 Close = Callable[[Path], Callable[[], None]]
 
 
 @pytest.fixture
-def closed(public_folder: Path, request: pytest.FixtureRequest) -> Close:  # noqa: F811
+def closed(public_folder: Path, request: pytest.FixtureRequest) -> Close:
     """Return a function that takes all permissions from a path, goes on as an ordinary user, and returns one that gives them back."""
     del public_folder  # requested before `ordinary_user`, so that root removes it
 

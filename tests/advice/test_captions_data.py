@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.advice.closing import Close, closed, public_folder  # noqa: F401 - fixtures
+from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
 from tests.data.captioned import a_name, flickr, lines, picture, told
 from visattn.data.captions.readers import load_captions
 from visattn.errors import DataError
@@ -17,7 +17,7 @@ from visattn.errors import DataError
 codecs.lookup("utf-8-sig")  # an ordinary user may not read the standard library of root
 
 SPLIT = '{"image": "a.png", "caption": "a dog", "split": "train"}'
-BOTH = {"a.png": ("a dog",), "b.png": ("a cat",)}
+BOTH: dict[str, tuple[str, ...]] = {"a.png": ("a dog",), "b.png": ("a cat",)}
 
 # file, wrong content, message, content after the advice, captions
 CAPTIONS: dict[str, tuple[str, str, str, str, dict[str, tuple[str, ...]]]] = {
@@ -215,7 +215,7 @@ def test_root_is_the_folder_that_names_begin_from(tmp_path: Path) -> None:
 
 
 def test_permissions_of_a_folder_of_images_are_checked(
-    public_folder: Path,  # noqa: F811
+    public_folder: Path,
     closed: Close,  # noqa: F811
 ) -> None:
     picture(public_folder / "photos" / "x.png", 7)

@@ -16,7 +16,7 @@ from PIL import Image
 
 import visattn
 from tests import tiny
-from tests.advice.closing import Close, closed, public_folder  # noqa: F401 - fixtures
+from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
 from tests.advice.serving import Store, store  # noqa: F401 - a fixture
 from tests.images import tiff
 from tests.images.making import encoded, photo_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.advice.closing import Close, closed, public_folder  # noqa: F401 - fixtures
+from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
 from tests.data.making import noise, save
 from tests.data.test_folders import flat
 from visattn.data import ArrayDataset, load_labeled
@@ -274,7 +274,7 @@ def test_permissions_of_the_folder_around_are_checked(public_folder: Path, close
 
 
 def test_permissions_of_drawn_scenes_are_checked(
-    public_folder: Path,  # noqa: F811
+    public_folder: Path,
     closed: Close,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

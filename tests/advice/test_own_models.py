@@ -11,7 +11,8 @@ import timm
 import torch
 from PIL import Image
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import distribute_module, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 
 import visattn
 from tests import tiny
@@ -32,7 +33,7 @@ WHOLE = Geometry((40, 60), tiny.INPUT, Box(0, 0, 40, 60), "whole")
 def of(values: Any, axes: tuple[str, ...] = (), meaning: str = "attention") -> AttentionMap:
     tensor = torch.as_tensor(values, dtype=torch.float32)
     grid = tuple(tensor.shape[len(axes) :])
-    return AttentionMap(tensor, axes, TokenLayout("tokens", (), grid, Box(0, 0, *tiny.INPUT)), {}, meaning)  # type: ignore[arg-type]
+    return AttentionMap(tensor, axes, TokenLayout("tokens", (), grid, Box(0, 0, *tiny.INPUT)), {}, meaning)
 
 
 def test_entropies_are_those_of_attention_weights() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from tests.advice.closing import Close, closed, public_folder  # noqa: F401 - fixtures
+from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
 from tests.advice.serving import Store, store  # noqa: F401 - a fixture
 from tests.data.making import FASHION, fashion, idx, noise
 from tests.data.test_archives import cifar  # noqa: F401 - a fixture
@@ -129,7 +129,7 @@ def test_permissions_of_files_of_fashion_mnist_are_checked(place: str, public_fo
 @pytest.mark.parametrize("place", [".", "part0"])
 def test_permissions_of_files_of_cifar_are_checked(
     place: str,
-    public_folder: Path,  # noqa: F811
+    public_folder: Path,
     closed: Close,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

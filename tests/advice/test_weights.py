@@ -21,7 +21,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 from torch import nn
 
 import visattn
-from tests.advice.closing import Close, closed, public_folder  # noqa: F401 - fixtures
+from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
 from tests.advice.serving import Store, store  # noqa: F401 - a fixture
 from tests.captioning.test_folder import kept
 from tests.loading import test_folders as runs

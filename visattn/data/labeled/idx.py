@@ -69,7 +69,7 @@ def read_idx(path: Path, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _unpacked(file: IO[bytes]) -> contextlib.AbstractContextManager[IO[bytes]]:
+def _unpacked(file: IO[bytes]) -> gzip.GzipFile | contextlib.nullcontext[IO[bytes]]:
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     return gzip.GzipFile(fileobj=file) if packed else contextlib.nullcontext(file)
