@@ -78,7 +78,7 @@ class Crossed(nn.Module):
 
 
 class Inline(Channels):
-    """The same without a module for the attention."""
+    """Model of the same kind, without a module for the attention."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.attention.qkv(self.stem(x).flatten(2).mT).chunk(3, -1)

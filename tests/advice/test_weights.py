@@ -159,7 +159,7 @@ def test_files_of_a_server_are_tried_again_saved_or_kept_elsewhere(
 
 @pytest.mark.parametrize("kind", [GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError], ids=lambda kind: kind.__name__)
 def test_answers_of_the_hub_after_the_advice(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function stands for the hub: it knows one revision of one repository, and asks for a login until there is a token."""
+    """Stand for the hub with a function: it knows one revision of one repository, and asks for a login until there is a token."""
     token: list[str] = []
 
     def get(url: str, **_: object) -> Any:

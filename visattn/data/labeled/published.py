@@ -47,7 +47,7 @@ def fashion_mnist(split: str, root: Path | None = None) -> ArrayDataset:
     cache = cache_folder()
     places = [*([root, root / "FashionMNIST" / "raw"] if root else []), PACKAGE, cache / "FashionMNIST" / "raw"]
     names = [f"{'train' if split == 'train' else 't10k'}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    with _access():
+    with _access(root or cache):
         files = _idx_files(places, names)
     if files is None:
         from torchvision.datasets import FashionMNIST
@@ -79,7 +79,7 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
 
     kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[data]
     places = [*([root] if root else []), cache_folder()]
-    with _access():
+    with _access(root or cache_folder()):
         place = next((place for place in places if (place / kind.base_folder).is_dir()), None)
     if place is None:
         _download(
@@ -93,7 +93,7 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
     # torchvision verifies md5 before it unpickles, too; safety must not depend on future versions doing so
     for name, md5 in [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]:
         file = place / kind.base_folder / name
-        with _access():
+        with _access(file):
             got = "" if check_integrity(file, md5) else "another" if file.is_file() else "no file"
         if got:
             raise DataError(f"{printable(str(file))}: must have the md5 {md5}, got {got}. Download it again.")
@@ -102,12 +102,12 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
 
 
 @contextlib.contextmanager
-def _access() -> Iterator[None]:
-    """Turn an error of the file system into a message."""
+def _access(place: Path) -> Iterator[None]:
+    """Turn an error of the file system into a message; the place is named if the error names none."""
     try:
         yield
     except OSError as error:
-        raise DataError(unreadable(error, "root")) from error
+        raise DataError(unreadable(error, place)) from error
 
 
 def _idx_files(places: list[Path], names: list[str]) -> list[Path] | None:
