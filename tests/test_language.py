@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...], str, str]] = {
     "photos without splits": (
         lambda: trained(),
         (*TRAIN, "--data", "photos"),
-        "or pass split=0.2 if",
+        "or pass held_out=0.2 (split=0.2 in a Config) if",
         "or pass --split 0.2 if",
     ),
     "a setting without its condition": (

@@ -305,7 +305,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a batch of two": (lambda: explain(image=np.zeros((2, 8, 8, 3), np.uint8)), "Pass one photo, not a batch"),
     "a missing file": (lambda: explain(image="dog.jpg"), "dog.jpg: no such file; check the path"),
-    "a folder": (lambda: explain(image="."), "is a directory; pass the image files in it"),
+    "a folder": (lambda: explain(image="."), "is a directory; pass an image file in it"),
     "no such photo": (lambda: explain(image="photo:chelse"), "did you mean photo:chelsea?"),
     "a dictionary without an image": (lambda: explain(image={"label": 3}), "a dictionary needs one of the keys image"),
     "weights=None": (

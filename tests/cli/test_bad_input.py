@@ -332,7 +332,7 @@ def wrong_weights(kind: str) -> dict[str, torch.Tensor]:
 MISFITS = {
     "M03": "w.safetensors: does not fit the model: blocks.4.norm1.weight: checkpoint 100, model 192; choose",
     "M04": "w.safetensors: does not fit the model: 1 missing: blocks.0.norm1.weight; 1 unexpected: stray; choose",
-    "M17": "the model takes 4 channels, a photo has three. Choose another model.",
+    "M17": "the model takes 4 channels, got an image of mode RGB. Choose another model.",
 }
 
 

@@ -69,11 +69,11 @@ GOOD = idx(noise(3, 28, 28))
     [
         (b"", r"must be an idx file of bytes with 3 axes, got a file that starts with nothing\. Download it again\."),
         (b"<html>", "got a file that starts with 3c 68 74 6d"),
-        (GOOD[:10], "got a file that starts with 00 00 08 03"),
+        (GOOD[:10], r"must have a header of 16 bytes, got 10\. It is damaged; download it again\."),
         (b"\0\0\x0d" + GOOD[3:], "got a file that starts with 00 00 0d 03"),
         (idx(noise(3, 28)), "got a file that starts with 00 00 08 02"),
         (idx(noise(3, 28, 27)), r"must have the shape \(N, 28, 28\), got \(3, 28, 27\)\."),
-        (GOOD[:4] + b"\xff" * 4 + GOOD[8:], r"must have the shape \(N, 28, 28\), got \(4294967295, 28, 28\)\."),
+        (GOOD[:4] + b"\xff" * 4 + GOOD[8:], r"must hold at most 2147483648 bytes of data, its header states 33\d+\."),
         (GOOD[:-1], r"must hold 2352 bytes of data, got 2351\. It is damaged"),
         (GOOD + b"\0", r"must hold 2352 bytes of data, got more\."),
     ],
@@ -88,13 +88,13 @@ def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, message: 
     one_line(error)
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "not gzip"])
+@pytest.mark.parametrize("how", ["cut", "flipped"])
 def test_a_damaged_archive_is_refused(tmp_path: Path, how: str) -> None:
     fashion(tmp_path, "train", noise(3, 28, 28), [0, 1, 2])
     path = tmp_path / f"{FASHION['train'][0]}.gz"
     whole = path.read_bytes()
     flipped = whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:]  # flip a bit of the checksum: the data look intact
-    path.write_bytes({"cut": whole[: len(whole) // 2], "flipped": flipped, "not gzip": GOOD}[how])
+    path.write_bytes({"cut": whole[: len(whole) // 2], "flipped": flipped}[how])
     with pytest.raises(DataError, match=rf"{path.name}: cannot be read \(.*\)\. Download it again\.") as error:
         load_labeled("fashion-mnist", "train", root=tmp_path)
     one_line(error)

@@ -50,7 +50,8 @@ def test_error_lists_the_searched_folders_if_no_image_is_found(own: Path, tmp_pa
     places = ", ".join(str(tmp_path / inner) for inner in ("", "images", "images/train2014"))
     refused(
         own,
-        rf"must find the images, got none of 3: no photos/0\.png in {re.escape(places)}\. Pass their folder as root\.$",
+        rf"must find the images, got none of 3: no photos/0\.png in {re.escape(places)}\. "
+        r"Pass the folder that holds photos/0\.png as root\.$",
     )
     refused(own, "nowhere: root must be a folder, got nothing there", root=tmp_path / "nowhere")
     refused(own, "captions.jsonl: root must be a folder, got a file", root=own)
@@ -179,7 +180,7 @@ def test_truncated_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(whole[: len(whole) // 2])
     refused(
         tmp_path / "a.json",
-        r"a\.json: must be valid JSON, got an error \(.*line 1 column.*\)\. Download it again; name it \.jsonl if it has",
+        r"a\.json: must be valid JSON, got an error \(.*line 1 column.*\)\. Download it again; if it has one object per line, name it",
     )
     (tmp_path / "a.json").write_text("")
     refused(tmp_path / "a.json", r"a\.json: must hold captions, got none\.")
@@ -203,7 +204,7 @@ def test_truncated_json_is_refused(tmp_path: Path) -> None:
             "image,caption\na.png,a dog\n\na.png,a dog, runs\n",
             r"a\.txt, line 4: must be image,caption, got 3 columns\. Quote captions",
         ),
-        ("image,caption\na.png\n", r"a\.txt, line 2: must be image,caption, got 1 columns\."),
+        ("image,caption\na.png\n", r"a\.txt, line 2: must be image,caption, got 1 column\. Add the caption\."),
         ('image,caption\na.png,"a dog\n', r"a\.txt, line 2: must be a table row, got an error \(unexpected end of data\)\."),
         ('image,caption\na.png,"a" dog\n', r"a\.txt, line 2: must be a table row, got an error \("),
         ("image,caption\n../a.png,a dog\n", r"a\.txt, line 2: an image must lie inside"),
@@ -243,7 +244,7 @@ def test_missing_or_unusable_paths_are_refused(tmp_path: Path, monkeypatch: pyte
     refused("scenes-knew", r"scenes-knew: no such file or folder; did you mean 'scenes-new'\? Pass a caption file")
     refused("x\0\ny", r"x\\x00\\ny: no such file or folder\. Pass a caption file")
     refused("", r"data: no such file or folder\. Pass a caption file, a folder that holds one, or one of scenes, ")
-    refused("x" * 5000, r"x: cannot be read \(file name too long\)\. Check its name")
+    refused("x" * 5000, r"x: cannot be read \(file name too long\)\. Check its path")
     if sys.platform != "win32":
         refused("/dev/null", r"null: must be a caption file or a folder that holds one, got neither\.")
     (tmp_path / "scenes").mkdir()
@@ -255,7 +256,7 @@ def test_unreadable_file_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", forbidden)
-    refused(own, r"captions\.jsonl: cannot be read \(permission denied\)\. Check its name and permissions\.")
+    refused(own, r"captions\.jsonl: cannot be read \(permission denied\)\. Check its permissions and those of its folder\.")
 
 
 def test_invalid_split_or_seed_is_refused() -> None:

@@ -186,18 +186,22 @@ def a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("split", "spoil", "message"),
     [
-        ("train", empty_class, r"pets/train: every class must have images, got none for dog\. Add some, or remove the class"),
+        (
+            "train",
+            empty_class,
+            r"pets/train: every class must have images \(PNG, .*\), got none for dog\. Add some\.$",
+        ),
         ("train", one_class, r"pets/train: must hold two classes or more, got 2 images of 'cat' only\."),
         ("train", one_picture, r"pets/train: must hold two images or more, got 1\. Add images\."),
         (
             "train",
             other_classes,
             r"pets: train and test must have the same classes, got only in .*pets/train: dog, more0, more1, more2, more3 and 3 more; "
-            r"only in .*pets/test: wolf\. Rename or remove",
+            r"only in .*pets/test: wolf\. Add, rename or remove",
         ),
         ("test", other_classes, r"pets: train and test must have the same classes, got only in .*dog.*; only in .*wolf"),
-        ("train", no_pictures, r"pets/train: must hold two images or more, got none\."),
-        ("test", no_pictures, r"pets/test: must hold two images or more, got none\."),
+        ("train", no_pictures, r"pets/train: every class must have images \(PNG, .*\), got none for cat, dog\. Add some\."),
+        ("test", no_pictures, r"pets/test: every class must have images \(PNG, .*\), got none for cat, dog\. Add some\."),
         (
             "train",
             no_class_folders,
@@ -230,7 +234,9 @@ def test_a_folder_that_cannot_be_listed_is_refused(folder: Path, monkeypatch: py
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refused)
-    with pytest.raises(DataError, match=r"pets/t.*: cannot be read \(permission denied\)\. Check its permissions\.") as error:
+    with pytest.raises(
+        DataError, match=r"pets/t.*: cannot be read \(permission denied\)\. Check its permissions and those of its folder\."
+    ) as error:
         load_labeled(str(folder), "train")
     one_line(error)
 
@@ -293,11 +299,15 @@ def test_seed_chooses_the_held_out_images(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_split_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds test, train already, so there is nothing to split. Leave split out"):
+    with pytest.raises(
+        DataError, match=r"holds test, train already, so there is nothing to split. Leave held_out \(split in a Config\) out"
+    ):
         load_labeled(str(folder), "train", held_out=0.2)
     with pytest.raises(DataError, match="class b: must have two images or more to be split, got one"):
         load_labeled(str(flat(tmp_path, {"a": 3, "b": 1})), "train", held_out=0.2)
-    with pytest.raises(DataError, match=r"got no folder train but a, b. .* pass split=0.2 if a, b are the classes"):
+    with pytest.raises(
+        DataError, match=r"got no folder train but a, b. .* pass held_out=0.2 \(split=0.2 in a Config\) if a, b are the classes"
+    ):
         load_labeled(str(flat(tmp_path, {"a": 3, "b": 2})), "train")
     with pytest.raises(OptionError, match="scenes has a test split of its own"):
         load_labeled("scenes", "train", held_out=0.2)

@@ -68,7 +68,12 @@ def test_array_fingerprint_depends_only_on_values() -> None:
         (noise(3, 3, 4), [1, 1, 1], "ab", r"must hold two classes or more, got 3 images of 'b' only\. Add"),
         (noise(2, 3, 4), [0.0, 1.0], "ab", r"labels must be integers of shape \(N,\), got float64 \(2,\)\."),
         (noise(2, 3, 4), [[0], [1]], "ab", r"labels must be integers of shape \(N,\), got int64 \(2, 1\)\."),
-        (noise(2, 3, 4) / 255, [0, 1], "ab", r"pixels must be uint8 of shape .*, got float64 \(2, 3, 4\)\. Scale them"),
+        (
+            noise(2, 3, 4) / 255,
+            [0, 1],
+            "ab",
+            r"pixels must be uint8 of shape .*, got float64 \(2, 3, 4\)\. Convert them to uint8, from 0 to 255\.$",
+        ),
         (noise(2, 3, 4, 5), [0, 1], "ab", r"pixels must be uint8 of shape .*, got uint8 \(2, 3, 4, 5\)\."),
         (noise(2, 3), [0, 1], "ab", r"pixels must be uint8 of shape .*, got uint8 \(2, 3\)\."),
         (noise(2, 0, 4), [0, 1], "ab", r"pixels must be uint8 of shape .*, got uint8 \(2, 0, 4\)\."),

@@ -70,13 +70,13 @@ def test_an_image_is_read_from_a_url(server: str) -> None:
     [
         ("photo:dog", r"photo:dog: there is no such photo, only astronaut, coffee, rocket, chelsea"),
         ("photo:cofee", "did you mean photo:coffee"),
-        ("scene:-1", "a scene has a number from 0"),
-        ("scene:seven", "a scene has a number from 0; pass for example scene:7"),
+        ("scene:-1", "a scene is a whole number of at most nine digits"),
+        ("scene:seven", "a scene is a whole number of at most nine digits; pass for example scene:7"),
         ("SERVER/dog.png", "the server answers 404 Not Found; check the address"),
         ("SERVER/page.jpg", "not an image"),
         ("SERVER/empty.png", "empty file"),
         ("http://127.0.0.1:9/dog.png", r"cannot be reached \(.*refused\); download the image and pass its file"),
-        ("http://[", "cannot be reached"),
+        ("http://[", r"is no valid address \(Invalid IPv6 URL\); correct it"),
     ],
 )
 def test_a_bad_source_is_named_with_the_fix(source: str, message: str, server: str) -> None:

@@ -152,11 +152,13 @@ def test_masks_without_object_or_without_background_are_refused(metric: str, cov
         METRICS[metric](drawn(np.arange(6.0).reshape(2, 3)), mask, CROP)
 
 
-@pytest.mark.parametrize("values", [np.array([[1, 2, 3], [4, 5, -1e-9]]), np.zeros(tiny.GRID)], ids=["negative", "zero"])
-def test_share_of_a_sum_needs_a_positive_sum(values: Any) -> None:
-    with pytest.raises(
-        MapError, match="a share of the sum needs non-negative values with a positive sum; attention has no such values"
-    ):
+@pytest.mark.parametrize(
+    ("values", "lack"),
+    [(np.array([[1, 2, 3], [4, 5, -1e-9]]), "negative values"), (np.zeros(tiny.GRID), "a sum that is not positive")],
+    ids=["negative", "zero"],
+)
+def test_share_of_a_sum_needs_a_positive_sum(values: Any, lack: str) -> None:
+    with pytest.raises(MapError, match=f"a share of the sum needs non-negative values with a positive sum; attention has {lack}"):
         evaluation.energy_inside(drawn(values), mask_of(0, 0, 9, 9), WHOLE)
 
 

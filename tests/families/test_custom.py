@@ -94,7 +94,7 @@ def test_explicit_grid_and_prefix_match_the_traced_ones(kind: str) -> None:
 @pytest.mark.parametrize(
     ("grid", "prefix", "error", "message"),
     [
-        ((5, 3), 3, LayoutError, r"rows and columns seem swapped. Pass grid=\(3, 5\)"),
+        ((5, 3), 3, LayoutError, r"patches that are not square. Pass grid=\(3, 5\) if rows"),
         ((3, 6), 3, LayoutError, r"attends to 18 tokens, but prefix and grid give 3 \+ 3 x 6"),
         ((3, 5), 2, LayoutError, r"attends to 18 tokens, but prefix and grid give 2 \+ 3 x 5"),
         ((0, 5), 3, OptionError, r"grid must be \(rows, columns\)"),

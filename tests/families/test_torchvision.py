@@ -256,15 +256,15 @@ def test_download_with_a_wrong_hash_is_not_kept(store: Store, cache: Path) -> No
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("url", ["gone", "http://127.0.0.1:9", "http://no.such.host.invalid"])
-def test_unreachable_url_gives_a_fix_within_seconds(url: str, store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no.such.host.invalid"])
+def test_unreachable_url_gives_a_fix_within_seconds(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if url.endswith(".invalid"):  # a real name server may take longer than any limit of ours
 
         def unknown(*_address: Any, **_options: Any) -> Any:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
         monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    url = f"{store.url('gone') if url == 'gone' else url}/model-00000000.pth"
+    url = f"{url}/model-00000000.pth"
     started = time.monotonic()
     with pytest.raises(WeightsError) as caught:
         url_file("tv:x", url)

@@ -120,8 +120,8 @@ def test_as_photo_converts_every_mode_to_rgb_without_changing_its_input(mode: st
         pytest.param(np.zeros((5, 6, 2)), r"got \(5, 6, 2\)", id="two channels"),
         pytest.param(np.zeros(4), r"got \(4,\)", id="row"),
         pytest.param(np.zeros((0, 4, 3)), r"got \(0, 4, 3\)", id="empty"),
-        pytest.param(np.zeros((2, 2), complex), "must hold numbers, got complex128", id="complex"),
-        pytest.param(np.array([["a", "b"]]), "must hold numbers, got <U1", id="text"),
+        pytest.param(np.zeros((2, 2), complex), "must hold real numbers, got complex128", id="complex"),
+        pytest.param(np.array([["a", "b"]]), "must hold real numbers, got <U1", id="text"),
         pytest.param("photo.png", r"got \(\)", id="a path"),
     ],
 )

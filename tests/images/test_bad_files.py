@@ -398,7 +398,7 @@ def test_unreadable_photo_is_refused(closed: str, public_folder: Path, request: 
 
 def test_directory_named_jpg_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos.jpg").mkdir()
-    with pytest.raises(ImageError, match=r"photos\.jpg: is a directory; pass the image files in it"):
+    with pytest.raises(ImageError, match=r"photos\.jpg: is a directory; pass an image file in it"):
         load_image(tmp_path / "photos.jpg")
 
 

@@ -109,7 +109,7 @@ def test_explained_channel_is_the_one_that_matters() -> None:
         (np.zeros((0, 9, 5)), ImageError, r"the model takes 5 channels, got \(0, 9, 5\)"),
         (np.full((8, 9, 5), 300), ImageError, r"must lie in \[0, 255\], got 300"),
         (np.full((8, 9, 5), np.nan), ImageError, "must be finite"),
-        (Image.new("RGB", (9, 8)), UnsupportedModel, "the model takes 5 channels, a photo has three"),
+        (Image.new("RGB", (9, 8)), UnsupportedModel, "the model takes 5 channels, got an image of mode RGB"),
     ],
     ids=["four", "gray", "empty", "range", "NaN", "photo"],
 )

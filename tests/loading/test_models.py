@@ -407,7 +407,7 @@ def test_four_channel_checkpoint_loads_but_refuses_photos(save: Save) -> None:
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
     assert notes(model) == ("the model takes 4 channels, like the first layer of the checkpoint",)
-    with pytest.raises(UnsupportedModel, match=r"takes 4 channels, a photo has three. Pass an array \(H, W, 4\)"):
+    with pytest.raises(UnsupportedModel, match=r"takes 4 channels, got an image of mode RGB. Pass an array \(H, W, 4\)"):
         prepare(PHOTO, model)
     with torch.inference_mode(), capture(model) as recording:
         model(torch.zeros(1, 4, 160, 160))

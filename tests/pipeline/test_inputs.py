@@ -324,7 +324,7 @@ def test_unknown_resize_is_refused() -> None:
 @pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("resize", ["model", "fit"])
 def test_model_of_other_channels_is_refused(resize: Literal["model", "fit"], channels: int) -> None:
-    with pytest.raises(UnsupportedModel, match=f"takes {channels} channels, a photo has three. Pass an array") as caught:
+    with pytest.raises(UnsupportedModel, match=f"takes {channels} channels, got an image of mode RGB. Pass an array") as caught:
         prepare(noise(9, 9), small_vit(in_chans=channels), resize=resize)
     assert "\n" not in str(caught.value)
 

@@ -336,7 +336,7 @@ def test_sharded_parameters_are_refused() -> None:
     class FullyShardedDataParallel(nn.Sequential):
         """Class with the name that PyTorch uses."""
 
-    with pytest.raises(UnsupportedModel, match=r"FullyShardedDataParallel: each process must hold all parameters"):
+    with pytest.raises(UnsupportedModel, match=r"FullyShardedDataParallel: its parameters are sharded"):
         logger_of(FullyShardedDataParallel(plain()))
 
 

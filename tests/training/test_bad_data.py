@@ -56,7 +56,7 @@ def _strange_class(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "more", "message"),
     [
-        (_empty, (), r"every class must have images, got none for cat"),
+        (_empty, (), r"every class must have images \(PNG, .*\), got none for cat"),
         (_one_class, (), r"classes"),
         (_one_picture, (), r"classes|images"),
         (_strange_class, (), r"train and test must have the same classes, got .*cow"),

@@ -71,6 +71,13 @@ def first_line(error: BaseException) -> str:
     return printable(next(iter(str(error).strip().splitlines()), ""))
 
 
+def unreadable(error: OSError, path: object) -> str:
+    """Return a message that a file or folder cannot be read: its name, the cause, and what to check."""
+    checked = "permissions and those of its folder" if isinstance(error, PermissionError) else "path"
+    cause = printable(error.strerror or str(error)).lower()
+    return f"{printable(str(error.filename or path))}: cannot be read ({cause}). Check its {checked}."
+
+
 def printable(name: str) -> str:
     """Escape control characters, direction marks and undecodable bytes in `name`, so that it prints on one line."""
     if name.isascii() and name.isprintable():

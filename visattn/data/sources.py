@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 
 from visattn import data
-from visattn._support.checks import printable, suggest, whole_number
+from visattn._support.checks import first_line, printable, suggest, whole_number
 from visattn._support.files import exists
 from visattn._support.typed import typed
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
@@ -58,7 +58,11 @@ def load_image(
         ImageError: If the source is not a file or not an image, or is damaged, too large, unsupported or out of reach. The message names
             the source, the cause and what to do.
     """
-    options: dict[str, Any] = {"max_pixels": max_pixels, "color_profile": color_profile}
+    return _loaded(source, max_bytes, max_pixels=max_pixels, color_profile=color_profile)
+
+
+def _loaded(source: str | os.PathLike[str] | bytes, max_bytes: int | None = None, **options: Any) -> Image.Image:  # noqa: ANN401
+    """Load a photo, see `load_image`; a limit that is not given is one that the caller cannot raise."""
     if isinstance(source, bytes):
         return decode(source, **options)
     name = os.fspath(source)
@@ -77,7 +81,7 @@ def as_image(image: Any) -> Image.Image:  # noqa: ANN401 - a source, or an array
     Raises:
         ImageError: The errors of `load_image` and `as_photo`.
     """
-    return load_image(image) if isinstance(image, (str, os.PathLike, bytes)) else as_photo(image)
+    return _loaded(image) if isinstance(image, (str, os.PathLike, bytes)) else as_photo(image)
 
 
 def named(source: str) -> bool:
@@ -110,12 +114,12 @@ def _photo(name: str) -> Path:
 def _scene(text: str) -> Image.Image:
     number = whole_number(text)
     if number is None or number < 0:
-        raise ImageError(f"scene:{printable(text)}: a scene has a number from 0; pass for example scene:7")
+        raise ImageError(f"scene:{printable(text)}: a scene is a whole number of at most nine digits; pass for example scene:7")
     pixels = data.scenes.Scenes(number + 1, (SCENE_SIDE, SCENE_SIDE)).scene(number).image
     return stating(Image.fromarray(pixels), ImageFacts(f"scene:{number}", hashlib.sha256(pixels.tobytes()).hexdigest()))
 
 
-def _download(address: str, max_bytes: int) -> bytes:
+def _download(address: str, max_bytes: int | None) -> bytes:
     shown = printable(address)
     try:
         with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
@@ -124,7 +128,16 @@ def _download(address: str, max_bytes: int) -> bytes:
         raise
     except urllib.error.HTTPError as error:
         error.close()
-        raise ImageError(f"{shown}: the server answers {error.code} {error.reason}; check the address") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise ImageError(f"{shown}: the server answers {error.code} {error.reason}; {_fix(error.code)}") from error
+    except (http.client.InvalidURL, ValueError) as error:
+        raise ImageError(f"{shown}: is no valid address ({first_line(error)}); correct it") from error
+    except (OSError, http.client.HTTPException) as error:
         cause = printable(str(getattr(error, "reason", error))) or type(error).__name__
         raise ImageError(f"{shown}: cannot be reached ({cause}); download the image and pass its file") from error
+
+
+def _fix(code: int) -> str:
+    """Return what to do after a server refused with a code of HTTP."""
+    if code in (404, 410):
+        return "check the address"
+    return "try again later" if code == 429 or code >= 500 else "download the image and pass its file"

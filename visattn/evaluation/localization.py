@@ -63,6 +63,7 @@ def energy_inside(attention_map: MapLike, mask: MaskLike, geometry: Geometry | N
 def _mass(attention_map: AttentionMap, cells: Cells, what: str) -> NDArray[np.float64]:
     total = cells.values.sum((-1, -2))
     if cells.values.min() < 0 or not (total > 0).all():
-        raise MapError(f"{what} needs non-negative values with a positive sum; {attention_map.meaning} has no such values.")
+        lack = "negative values" if cells.values.min() < 0 else "a sum that is not positive"
+        raise MapError(f"{what} needs non-negative values with a positive sum; {attention_map.meaning} has {lack}.")
     found: NDArray[np.float64] = np.asarray((cells.values * cells.share).sum((-1, -2)) / total)
     return found

@@ -276,7 +276,7 @@ def _reasons(left_out: list[tuple[str, str]]) -> str:
     layers: dict[str, dict[str, None]] = {}
     for why, name in left_out:
         layers.setdefault(why, {})[name] = None
-    found = "; ".join(f"{why} in {', '.join(names)}" for why, names in layers.items())
+    found = "; ".join(f"{why} in {', '.join(name or 'the model itself' for name in names)}" for why, names in layers.items())
     return f"no layer has distributions over tokens ({found})" if found else ""
 
 

@@ -83,8 +83,8 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
         height, width = input_size
         if height * columns != width * rows and height * rows == width * columns:
             raise LayoutError(
-                f"a grid of {rows} x {columns} over an input of {height} x {width} pixels: rows and columns seem swapped. "
-                f"Pass grid=({columns}, {rows})."
+                f"a grid of {rows} x {columns} over an input of {height} x {width} pixels gives patches that are not square. "
+                f"Pass grid=({columns}, {rows}) if rows and columns are swapped, or leave grid out to trace the tokens."
             )
         tokens = TokenLayout("tokens", names, (rows, columns), Box(0, 0, height, width))
         pooled = [TokenLayout("patches", (), tokens.grid, tokens.box)] if queries != keys else []  # without the prefix

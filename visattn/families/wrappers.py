@@ -42,20 +42,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers that parallelize, compile or average it, or pass on what they are given.
 
     Raises:
-        UnsupportedModel: If the parameters are sharded across processes.
+        UnsupportedModel: If the parameters are sharded across processes, or DTensors.
     """
     if not hasattr(model, "modules"):  # an exported program: `capture` refuses it
         return model
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
-    split = type(model).__name__ == _SHARDED
+    split, dtensors = type(model).__name__ == _SHARDED, False
     if distributed.is_available() and distributed.is_initialized():  # looking at every module and parameter takes milliseconds
         split = split or any(type(module).__name__ == _SHARDED for module in model.modules())
-        split = split or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
-    if split:
+        dtensors = any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
+    if split or dtensors:
         raise UnsupportedModel(
-            f"{type(model).__name__}: each process must hold all parameters, but they are sharded, so the main process cannot "
-            "draw alone. Draw from a checkpoint, with visattn.explain."
+            f"{type(model).__name__}: its parameters are {'sharded' if split else 'DTensors'}, so the main process cannot draw alone. "
+            "Draw from a checkpoint, with visattn.explain."
         )
     inner, passing = _inside(model)
     return unwrapped(inner) if inner is not None and passing.back else model

@@ -53,12 +53,12 @@ def bands_of(image: Any, count: int, rgb: Sequence[int] | None = None) -> Bands:
 
     Raises:
         ImageError: If the array has another number of channels, or values outside the range of its dtype.
-        UnsupportedModel: If `image` is a PIL image, which has three channels.
+        UnsupportedModel: If `image` is a PIL image.
         OptionError: If `rgb` is not three valid channel indices.
     """
     if isinstance(image, Image.Image):
         raise UnsupportedModel(
-            f"the model takes {count} channels, a photo has three. "
+            f"the model takes {count} channels, got an image of mode {image.mode}. "
             + worded(f"Pass an array (H, W, {count}) or ({count}, H, W) to visattn.explain.", "Choose another model.")
         )
     chosen = tuple(min(channel, count - 1) for channel in range(3)) if rgb is None else tuple(rgb)

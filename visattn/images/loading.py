@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn._support.checks import between, one_of, printable
-from visattn._support.language import option
+from visattn._support.language import option, worded
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
 from visattn.images import gray
@@ -40,13 +40,11 @@ _PATIENCE, _SLOWEST = 20.0, 1000  # seconds after which a stream must have given
 _SIGNATURES = (
     b"\x89PNG",
     b"\xff\xd8\xff",
-    b"RIFF",
     b"GIF8",
     b"II*\0",
     b"MM\0*",
     b"II+\0",
     b"MM\0+",
-    b"BM",
 )  # first bytes of supported formats: if such a file does not open, it is damaged
 
 
@@ -68,11 +66,13 @@ class ImageFacts:
 def load_file(
     path: str | os.PathLike[str],
     *,
-    max_pixels: int = MAX_PIXELS,
-    max_bytes: int = MAX_BYTES,
+    max_pixels: int | None = None,
+    max_bytes: int | None = None,
     color_profile: ColorProfile = "convert",
 ) -> Image.Image:
     """Load a file as an upright RGB image; see `visattn.load_image`.
+
+    Errors name those limits that were given.
 
     Raises:
         OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
@@ -83,14 +83,14 @@ def load_file(
 
 
 def decode(
-    data: bytes, name: str = "image", *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+    data: bytes, name: str = "image", *, max_pixels: int | None = None, color_profile: ColorProfile = "convert"
 ) -> Image.Image:
     """Decode the content of an image file to an upright RGB image; see `visattn.load_image`.
 
     Args:
         data: Content of the file.
         name: Name for messages and facts.
-        max_pixels: See `visattn.load_image`.
+        max_pixels: See `visattn.load_image`. An error names the limit if it was given.
         color_profile: See `visattn.load_image`.
 
     Returns:
@@ -100,7 +100,7 @@ def decode(
         OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
         ImageError: If the content is not an image, or is damaged, too large or unsupported.
     """
-    between(max_pixels, 1, LARGEST, "max_pixels")
+    between(_or(max_pixels, MAX_PIXELS), 1, LARGEST, "max_pixels")
     one_of(color_profile, get_args(ColorProfile), "color_profile")
     name = printable(name)
     if not data:
@@ -110,8 +110,12 @@ def decode(
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
     except (Exception, MemoryError) as error:  # Pillow raises OSError, SyntaxError, ValueError, RuntimeError and more
-        raise ImageError(f"{name}: {_cause(error, data, max_pixels)}") from error
+        raise ImageError(f"{name}: {_cause(error, data, _or(max_pixels, MAX_PIXELS))}") from error
     return stating(photo, ImageFacts(Path(name).name, hashlib.sha256(data).hexdigest(), tuple(notes)))
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
 
 
 def stating(photo: Image.Image, facts: ImageFacts) -> Image.Image:
@@ -146,7 +150,8 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if array.size == 0 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
-        raise ImageError(f"a photo must be (H, W), (H, W, 3|4) or (3|4, H, W), got {array.shape}. Pass one photo, not a batch.")
+        fix = " Pass one photo, not a batch." if array.ndim == 4 else ""
+        raise ImageError(f"a photo must be (H, W), (H, W, 3|4) or (3|4, H, W), got {array.shape}.{fix}")
     return _noted(Image.fromarray(np.ascontiguousarray(_to_uint8(array))), None)
 
 
@@ -186,20 +191,21 @@ def _scaled(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind not in "uif":
-        raise ImageError(f"a photo must hold numbers, got {array.dtype}. Pass uint8 0 to 255 or floats 0 to 1.")
+        raise ImageError(f"a photo must hold real numbers, got {array.dtype}. Pass uint8 0 to 255 or floats 0 to 1.")
     low, high = float(array.min()), float(array.max())
     top = 255 if array.dtype.kind in "ui" else 1
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ImageError(f"a photo must be finite, got {int((~np.isfinite(array)).sum())} NaN or infinite values.")
     if low < 0 or high > top:
+        above = high if float(f"{high:g}") == top else f"{high:g}"  # all digits, if fewer look like the limit
         raise ImageError(
-            f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. Scale its values to that range; of an image "
+            f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {above}. Scale its values to that range; of an image "
             "that was normalized for a model, pass the original."
         )
     return array * (255 // top)
 
 
-def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     """Read a regular file that has no more bytes than the limit.
 
     Raises:
@@ -209,7 +215,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise ImageError(f"{name}: is a directory; pass the image files in it, for example {name}/*.jpg")
+            raise ImageError(f"{name}: is a directory; {worded('pass an image file in it', 'pass the image files in it')}")
         if not stat.S_ISREG(mode):
             raise ImageError(f"{name}: not a regular file; pass an image file")
         with path.open("rb") as stream:
@@ -218,7 +224,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         cause = "link to a missing file" if path.is_symlink() else "no such file"
         raise ImageError(f"{name}: {cause}; check the path") from error
     except PermissionError as error:
-        raise ImageError(f"{name}: permission denied; check the file's permissions") from error
+        raise ImageError(f"{name}: permission denied; check the permissions of the file and its folder") from error
     except ImageError:
         raise
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
@@ -226,19 +232,20 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         raise ImageError(f"{name}: cannot be read ({cause}); check the path") from error
 
 
-def bounded(stream: IO[bytes], max_bytes: int, name: str) -> bytes:
+def bounded(stream: IO[bytes], max_bytes: int | None, name: str) -> bytes:
     """Read a stream to its end, in parts, and no further than the limit.
 
     Raises:
         ImageError: If it has more bytes, or they come too slowly.
     """
-    parts, left, began = [], max_bytes + 1, time.monotonic()
+    whole = _or(max_bytes, MAX_BYTES) + 1
+    parts, left, began = [], whole, time.monotonic()
     read = getattr(stream, "read1", stream.read)  # of a connection: what has come
     while left and (part := read(min(left, _PART))):
         parts.append(part)
         left -= len(part)
         seconds = time.monotonic() - began
-        if seconds > _PATIENCE and max_bytes + 1 - left < seconds * _SLOWEST:
+        if seconds > _PATIENCE and whole - left < seconds * _SLOWEST:
             raise ImageError(f"{name}: answers too slowly, below {_SLOWEST / 1000:g} kB a second; try again, or download it")
     if not left:
         refused = too_large(name, max_bytes)
@@ -246,10 +253,15 @@ def bounded(stream: IO[bytes], max_bytes: int, name: str) -> bytes:
     return b"".join(parts)
 
 
-def too_large(name: str, max_bytes: int) -> ImageError:
-    """Return the error for a file of more bytes than the limit."""
-    limit = f"{max_bytes / 1e6:,.0f} MB" if max_bytes >= _MEGA else f"{max_bytes:,} bytes"
-    return ImageError(f"{name}: has more than {limit}; check the file, or raise {option('max_bytes')}")
+def too_large(name: str, max_bytes: int | None) -> ImageError:
+    """Return the error for a file of more bytes than the limit, which is named if it was given."""
+    most = _or(max_bytes, MAX_BYTES)
+    limit = f"{most / 1e6:,.0f} MB" if most >= _MEGA else f"{most:,} bytes"
+    return ImageError(f"{name}: has more than {limit}; check the file{_or_raise('max_bytes', max_bytes)}")
+
+
+def _or_raise(name: str, limit: int | None) -> str:
+    return "" if limit is None else f", or raise {option(name)}"
 
 
 class _Quiet:
@@ -279,14 +291,14 @@ class _Quiet:
 _QUIET = _Quiet()
 
 
-def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[Image.Image, list[str]]:
+def _decode(data: bytes, max_pixels: int | None, color_profile: ColorProfile) -> tuple[Image.Image, list[str]]:
     with _QUIET:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
-        if width * height > max_pixels:
+        if width * height > (most := _or(max_pixels, MAX_PIXELS)):
             raise ImageError(
-                f"{width} x {height} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down, or raise "
-                f"{option('max_pixels')}"
+                f"{width} x {height} pixels exceed the limit of {most / 1e6:g} million; scale the image down"
+                f"{_or_raise('max_pixels', max_pixels)}"
             )
         notes = []
         if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
@@ -333,6 +345,13 @@ def _split(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -
     return whole.convert(mode[:-1]), alpha
 
 
+def _has_signature(data: bytes) -> bool:
+    """Check for the first bytes of a supported format; sound begins as WebP, and text may begin as BMP."""
+    if data.startswith(b"RIFF"):
+        return b"WEBP".startswith(data[8:12])
+    return data.startswith(_SIGNATURES) or (data.startswith(b"BM") and data[6:10] == bytes(4))
+
+
 def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError):
@@ -340,11 +359,12 @@ def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
     if isinstance(error, Image.DecompressionBombError):  # Pillow's own limit; the size is only in the message
         pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
         return f"{pixels} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down"
-    if isinstance(error, UnidentifiedImageError) and (cause := foreign(data)):
+    unknown = isinstance(error, UnidentifiedImageError) or (data.startswith(b"BM") and not _has_signature(data))
+    if unknown and (cause := foreign(data)):
         return cause
-    if isinstance(error, UnidentifiedImageError) and data.startswith(_SIGNATURES):
+    if unknown and _has_signature(data):
         return "truncated (image data ends early) or damaged; download or copy it again"
-    if isinstance(error, UnidentifiedImageError):
+    if unknown:
         words = data[:64].decode("utf-8", "ignore").split()
         text_like = bool(words) and "".join(words).isprintable()
         start = " ".join(words)[:24]

@@ -110,7 +110,7 @@ class Blueprint:
             except (TypeError, ValueError, AssertionError, RuntimeError) as error:
                 cause = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise UnsupportedModel(
-                    f"{printable(self.model)}: cannot be built ({cause}); check the model's options."
+                    f"{printable(self.model)}: cannot be built ({cause}); check the input size and the model's options."
                 ) from error
         if attention and not slot:
             init: Any = "identity" if self.attention_init == "auto" else self.attention_init

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from visattn._support.checks import first_line, printable, shown
+from visattn._support.checks import first_line, printable, shown, unreadable
 from visattn._support.files import regular
 from visattn._support.json_files import decoded
 from visattn.errors import UnsupportedModel, WeightsError
@@ -52,6 +52,8 @@ def read_json(file: Path) -> dict[str, Any]:
             raise WeightsError(f"{name}: has {file.stat().st_size:,} bytes, expected at most {_BYTES:,}; download it again.")
         content = file.read_bytes()
         return decoded(content, dict[str, Any], "it", lax=True)
+    except PermissionError as error:
+        raise WeightsError(unreadable(error, file)) from error
     except (OSError, ValueError) as error:
         raise WeightsError(f"{name}: cannot be read as a configuration ({first_line(error)}); download it again.") from error
 

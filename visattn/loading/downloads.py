@@ -140,9 +140,11 @@ def url_file(name: str, url: str) -> Path:
                 content += piece
                 bar.update(len(piece))
     except (OSError, http.client.HTTPException) as error:
+        host = urllib.parse.urlsplit(url).netloc
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        host = urllib.parse.urlsplit(url).netloc
+            answer = printable(f"{error.code} {error.reason}")
+            raise WeightsError(f"{name}: weights are not cached and {host} answers {answer}; {_fix()}.") from error
         cause = f"weights are not cached and {host} cannot be reached ({type(error).__name__})"
         raise WeightsError(f"{name}: {cause}; save {url} in {printable(str(path.parent))}, or {_fix()}.") from error
     expected = re.search(r"-([0-9a-f]{8,})\.", path.name)
@@ -153,8 +155,9 @@ def url_file(name: str, url: str) -> Path:
         return write_whole(path, bytes(content))
     except (OSError, OutputError) as error:
         where = printable(str(path.parent))
+        fix = "call torch.hub.set_dir with" if getattr(torch.hub, "_hub_dir", None) else "set TORCH_HOME to"
         raise WeightsError(
-            f"{name}: {where} cannot be written; set TORCH_HOME to a writable folder, or pass {option('weights', 'FILE')}."
+            f"{name}: {where} cannot be written; {fix} a writable folder, or pass {option('weights', 'FILE')}."
         ) from error
 
 

@@ -17,7 +17,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from visattn._support.checks import printable, told as brief
+from visattn._support.checks import printable, shown as as_repr, told as brief
 from visattn._support.files import building_folder, is_file, regular
 from visattn._support.json_files import Anything, converted, decoded
 from visattn._support.language import worded
@@ -99,8 +99,8 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     blueprint = _classifier(told, folder)
     if is_function(blueprint.model):
         raise WeightsError(
-            f"{name}: was built by {printable(blueprint.model)}; loading does not run Python files. Build it yourself, with num_classes="
-            f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and load safetensors.torch.load_file('{name}/{WEIGHTS}')."
+            f"{name}: was built by {printable(blueprint.model)}; loading does not run Python files. Build it yourself, "
+            f"{_steps(blueprint)}, and load safetensors.torch.load_file('{name}/{WEIGHTS}')."
         )
     tensors = read_weights(folder, told)
     with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
@@ -109,6 +109,16 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     remember(model.eval(), blueprint)
     title = f"{blueprint.model}" + (f" with {blueprint.attention}" if blueprint.attention != "none" else "")
     return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
+
+
+def _steps(blueprint: Blueprint) -> str:
+    """Return in words how to build the network of a Python file."""
+    given = {"num_classes": len(blueprint.classes), "in_channels": blueprint.channels, **blueprint.options}
+    built = "with " + " and ".join(f"{printable(key)}={as_repr(value)}" for key, value in given.items())
+    if blueprint.attention == "none":
+        return built
+    init = "" if blueprint.attention_init in ("auto", "identity") else f", init={as_repr(blueprint.attention_init)}"
+    return f"{built}, call visattn.attach(model, {as_repr(blueprint.attention)}{init})"
 
 
 def state_beside(model: nn.Module, file: Path) -> None:
@@ -157,10 +167,8 @@ def _network_of(folder: Path) -> Path:
 
 def _classifier(told: dict[str, Any], folder: Path) -> Blueprint:
     if kind := told.get("kind"):
-        raise WeightsError(
-            f"{printable(str(folder))}: holds a {brief(kind)}, not a classifier; use "
-            f"{worded('visattn.captioning.load_captioner', 'visattn caption')}."
-        )
+        use = f"; use {worded('visattn.captioning.load_captioner', 'visattn caption')}" if kind == "captioner" else ""
+        raise WeightsError(f"{printable(str(folder))}: holds a {brief(kind)}, not a classifier{use}.")
     return read_blueprint(told, printable(str(folder / FACTS)))
 
 
@@ -172,7 +180,9 @@ def read_weights(folder: Path, told: dict[str, Any]) -> dict[str, Tensor]:
     """
     name, file = printable(str(folder)), folder / WEIGHTS
     tensors: dict[str, Tensor] = read_checkpoint(file)
-    if digest(file) != told.get("sha256"):
+    if "sha256" not in told:
+        raise WeightsError(f"{name}/{FACTS}: sha256 is missing; copy the folder again.")
+    if digest(file) != told["sha256"]:
         raise WeightsError(
             f"{name}/{WEIGHTS}: is not the file that {FACTS} describes (its sha256 differs); copy the folder again."
         )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, get_args
 
 from msgspec import Raw
 
-from visattn._support.checks import printable, whole_number
+from visattn._support.checks import printable, unreadable, whole_number
 from visattn._support.files import regular
 from visattn._support.json_files import Content, decoded
 from visattn._support.types import Split
@@ -98,7 +98,7 @@ def _content(path: Path, title: str) -> str:
     try:
         content = regular(path).read_bytes()
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise DataError(unreadable(error, path)) from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -108,12 +108,6 @@ def _content(path: Path, title: str) -> str:
         raise DataError(
             f"{title}, line {line}: must be UTF-8, got the byte 0x{content[at]:02x}. Save the file as UTF-8."
         ) from error
-
-
-def unreadable(path: Path, error: OSError) -> DataError:
-    """Build the error for a file or folder that cannot be read."""
-    name = printable(str(error.filename or path))
-    return DataError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check its name and permissions.")
 
 
 def _parsed(content: Content, kind: type[T], where: str, fix: str = "Correct it.", name: str = "") -> T:
@@ -129,7 +123,8 @@ def _lines(text: str, title: str) -> Iterator[Entry]:
         if not line.strip():
             continue
         where = f"{title}, line {number}"
-        record = _parsed(line, dict[str, Any], where, "Write one object per line.")
+        whole = line.strip().startswith("{") and line.strip().endswith("}")
+        record = _parsed(line, dict[str, Any], where, "Correct it." if whole else "Write one object per line.")
         image, captions = (
             next((key for key in keys if key in record), keys[0]) for keys in (("image", "file"), ("captions", "caption"))
         )
@@ -143,7 +138,9 @@ def _lines(text: str, title: str) -> Iterator[Entry]:
 def _json(text: str, title: str) -> Iterator[Entry]:
     if not text.strip():
         return iter(())
-    parts = _parsed(text, dict[str, Raw], title, "Download it again; name it .jsonl if it has one object per line.")
+    listed = text.lstrip().startswith("[")
+    fix = "Write one object per line, and" if listed else "Download it again; if it has one object per line,"
+    parts = _parsed(text, dict[str, Raw], title, f"{fix} name it .jsonl.")
     if {"images", "annotations"} <= parts.keys():
         return _coco(parts, title)
     if "images" in parts:
@@ -213,21 +210,25 @@ def _lists(path: Path) -> dict[str, str]:
 
 
 def _table(text: str, title: str) -> Iterator[Entry]:
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     begun = False
     while True:
+        number = rows.line_num + 1  # a row of several lines is named by its first
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise DataError(f"{title}, line {rows.line_num}: must be a table row, got an error ({error}). Correct it.") from error
+            raise DataError(f"{title}, line {number}: must be a table row, got an error ({error}). Correct it.") from error
         if row is None:
             return
         if not "".join(row).strip():
             continue
         if begun and len(row) != 2:
-            raise DataError(
-                f"{title}, line {rows.line_num}: must be image,caption, got {len(row)} columns. Quote captions that contain a comma."
+            got, fix = (
+                ("1 column", "Add the caption.")
+                if len(row) == 1
+                else (f"{len(row)} columns", "Quote captions that contain a comma.")
             )
+            raise DataError(f"{title}, line {number}: must be image,caption, got {got}. {fix}")
         if begun:
-            yield Entry(f"line {rows.line_num}", row[0], [row[1]])
+            yield Entry(f"line {number}", row[0], [row[1]])
         begun = True

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from visattn._support.checks import printable
+from visattn._support.checks import printable, unreadable
 from visattn._support.language import option
 from visattn.data.pictures import size_of
 from visattn.data.scenes import VERSION, Pairs, Scenes
@@ -111,12 +111,12 @@ class CaptionFileDataset:
         there = [_found(name, folders) for name in names]
         gone = [name for name, (_, length) in zip(names, there, strict=True) if length < 0]
         places = ", ".join(map(str, folders[:_NAMED])) + (", ..." if len(folders) > _NAMED else "")
-        lack = printable(f"no {gone[0]} in {places}") if gone else ""
+        closed = _closed(gone[0], folders) if gone else ""
+        lack = closed or (printable(f"no {gone[0]} in {places}.") if gone else "")
         if len(gone) == len(names):
-            raise DataError(
-                f"{title}: must find the images, got none of {len(names)}: {lack}. Pass their folder as {option('root')}."
-            )
-        self.missing = f"{len(gone)} of {len(names)} images are missing: {lack}." if gone else ""
+            fix = "" if closed else f" Pass the folder that holds {printable(gone[0])} as {option('root')}."
+            raise DataError(f"{title}: must find the images, got none of {len(names)}: {lack}{fix}")
+        self.missing = f"{len(gone)} of {len(names)} images are missing: {lack}" if gone else ""
         self._folders, self._places = tuple(map(str, folders)), np.array([place for place, _ in there], np.int16)
         self._lengths = np.array([length for _, length in there], np.int64)
         self._names, self._captions = _Texts(names), _Texts(["\n".join(each) for each in captions])
@@ -168,6 +168,18 @@ class _Texts:
     def __getitem__(self, index: int) -> str:
         start, end = self._spans[index]
         return self._whole[start:end].decode()
+
+
+def _closed(name: str, folders: Sequence[Path]) -> str:
+    """Return a message that an image cannot be read, if a folder that may have it does not let us look."""
+    for folder in folders:
+        try:
+            (folder / name).stat()
+        except PermissionError as error:
+            return unreadable(error, folder / name)
+        except (OSError, ValueError):
+            continue
+    return ""
 
 
 def _found(name: str, folders: Sequence[Path]) -> tuple[int, int]:

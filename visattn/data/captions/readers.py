@@ -9,11 +9,10 @@ from typing import Protocol, get_args
 import numpy as np
 from PIL import Image
 
-from visattn._support.checks import between, one_of, printable, suggest
+from visattn._support.checks import between, one_of, printable, suggest, unreadable
 from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.data.captions.files import INNER, find_captions, read_file
-from visattn.data.captions.formats import unreadable
 from visattn.data.captions.pictures import COUNTS, SCENES, CaptionFileDataset, CaptionSceneDataset
 from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError
@@ -93,8 +92,7 @@ def load_captions(
         place, whole = _file(data, split)
         folders = _folders(place, root)
     except OSError as error:
-        refused = unreadable(Path(data), error)
-        raise refused from error
+        raise DataError(unreadable(error, data)) from error
     found = read_file(place, split, whole=whole)
     title, names = printable(data), list(found.pictures)
     if found.bare or found.blank:

@@ -49,10 +49,8 @@ class ArrayDataset:
         """
         array, numbers = np.asanyarray(pixels), np.asarray(labels)
         if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)) or 0 in array.shape[1:]:
-            raise DataError(
-                f"{title}: pixels must be uint8 of shape (N, H, W) or (N, H, W, 3), got {array.dtype} {array.shape}. "
-                "Scale them to 0 to 255 and put channels last."
-            )
+            got = f"{array.dtype} {array.shape}.{_to_mend(array)}"
+            raise DataError(f"{title}: pixels must be uint8 of shape (N, H, W) or (N, H, W, 3), got {got}")
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise DataError(
                 f"{title}: labels must be integers of shape (N,), got {numbers.dtype} {numbers.shape}. Pass class indices."
@@ -119,6 +117,16 @@ class _Mapped(NamedTuple):
 
     def open(self) -> NDArray[np.uint8]:
         return np.memmap(self.path, np.uint8, "r", self.offset, self.shape)
+
+
+def _to_mend(array: NDArray[Any]) -> str:
+    """Return what to do with an array of pixels that has another type or shape."""
+    fix = "" if array.dtype == np.uint8 else " Convert them to uint8, from 0 to 255."
+    if array.ndim == 4 and 1 in (array.shape[1], array.shape[3]):
+        return f"{fix} Drop the axis of length 1."
+    if array.ndim == 4 and array.shape[3] == 4:
+        return f"{fix} Drop the fourth channel."
+    return f"{fix} Put channels last." if array.ndim == 4 and array.shape[1] in (3, 4) and array.shape[3] != 3 else fix
 
 
 def check_learnable(labels: NDArray[Any], classes: Sequence[str], title: str) -> None:

@@ -16,8 +16,8 @@ from typing import NoReturn, get_args
 import numpy as np
 from PIL import Image
 
-from visattn._support.checks import printable
-from visattn._support.language import option
+from visattn._support.checks import printable, unreadable
+from visattn._support.language import option, worded
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import check_learnable
 from visattn.data.pictures import size_of
@@ -57,7 +57,6 @@ class FolderDataset:
             DataError: If the folder has another layout, train and test differ in classes, a class has no image (with `held_out`, only
                 one), or the labels cannot be trained on.
         """
-        name = printable(str(folder))
         try:
             self._place, self.classes = _flat_classes(folder) if held_out else _classes(folder, split)
             by_class = [list(_pictures(self._place, one)) for one in self.classes]
@@ -65,15 +64,19 @@ class FolderDataset:
                 by_class = _part(by_class, self.classes, split, held_out, seed)
             found = [(label, path) for label, paths in enumerate(by_class) for path in paths]
         except OSError as error:
-            at = printable(str(error.filename or name))
-            raise DataError(f"{at}: cannot be read ({(error.strerror or str(error)).lower()}). Check its permissions.") from error
+            raise DataError(unreadable(error, folder)) from error
         title = printable(str(self._place))
         self.labels = np.array([label for label, _ in found], np.int64)
         counts = np.bincount(self.labels, minlength=len(self.classes))
-        if found and not counts.all():
+        if not counts.all():
             empty = _listed({one for one, count in zip(self.classes, counts, strict=True) if not count})
+            rest = (
+                f", or remove {'its folder' if held_out else 'the class from train and test'}"
+                if np.count_nonzero(counts) > 1
+                else ""
+            )
             raise DataError(
-                f"{title}: every class must have images, got none for {empty}. Add some, or remove the class from train and test."
+                f"{title}: every class must have images ({', '.join(FORMATS)}), got none for {empty}. Add some{rest}."
             )
         check_learnable(self.labels, self.classes, title)
         self._files = np.array([os.fsencode(path) for _, path in found])  # one array: every loader worker would copy a list
@@ -131,7 +134,8 @@ def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
     for key, place in places.items():
         if not found[key]:
             name = printable(str(place))
-            raise DataError(f"{name}: must hold a folder of images for each class, got none. Expected {name}/CLASS/image.png.")
+            fix = f"Expected {name}/CLASS/image.png{_flat_hint(folder)}."
+            raise DataError(f"{name}: must hold a folder of images for each class, got none. {fix}")
     if "test" in found and found["train"] != found["test"]:
         differ = [
             f"only in {places[here]}: {_listed(found[here] - found[there])}"
@@ -140,7 +144,7 @@ def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
         ]
         raise DataError(
             f"{printable(str(folder))}: train and test must have the same classes, got {printable('; '.join(differ))}. "
-            "Rename or remove these folders."
+            "Add, rename or remove these folders."
         )
     return places[split], tuple(sorted(found[split]))
 
@@ -153,8 +157,8 @@ def _flat_classes(folder: Path) -> tuple[Path, tuple[str, ...]]:
     """
     found = _folders_in(folder)
     name = printable(str(folder))
-    if found >= {"train"} and found & {"test", "val"}:
-        raise DataError(f"{name}: holds {_listed(found)} already, so there is nothing to split. Leave {option('split')} out.")
+    if _has_splits(found):
+        raise DataError(f"{name}: holds {_listed(found)} already, so there is nothing to split. Leave {_share()} out.")
     if not found:
         raise DataError(f"{name}: must hold a folder of images for each class, got none. Expected {name}/CLASS/image.png.")
     return folder, tuple(sorted(found))
@@ -181,6 +185,22 @@ def _folders_in(folder: Path) -> set[str]:
     return {item.name for item in folder.iterdir() if item.is_dir() and not item.name.startswith(".")}
 
 
+def _has_splits(folders: set[str]) -> bool:
+    return "train" in folders and bool(folders & {"test", "val"})
+
+
+def _share(value: float | None = None) -> str:
+    """Return the option that splits a flat folder; a `Config` names it otherwise than `load_labeled`."""
+    split = option("split", value)
+    return worded(f"{option('held_out', value)} ({split} in a Config)", split)
+
+
+def _flat_hint(folder: Path) -> str:
+    """Return how to split a folder that may hold the classes themselves."""
+    there = _folders_in(folder)
+    return f", or pass {_share(0.2)} if {_listed(there)} are the classes" if len(there) > 1 and not _has_splits(there) else ""
+
+
 def _refuse_layout(folder: Path, missing: str) -> NoReturn:
     name = printable(str(folder))
     if (folder / "scenes.jsonl").is_file():
@@ -188,10 +208,9 @@ def _refuse_layout(folder: Path, missing: str) -> NoReturn:
             f"{name}: must hold train and test, got scenes of one split. Write both splits, into {name}/train and {name}/test."
         )
     there = _folders_in(folder)
-    flat = f", or pass {option('split', 0.2)} if {_listed(there)} are the classes" if len(there) > 1 else ""
     raise DataError(
         f"{name}: must hold train/CLASS/image.png and test/CLASS/image.png (or val/), got no folder {missing} "
-        f"but {_listed(there) or 'no folders'}. Move the images of {missing} there{flat}."
+        f"but {_listed(there) or 'no folders'}. Move the images of {missing} there{_flat_hint(folder)}."
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, printable, shown
 from visattn._support.own_code import made
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import check_learnable
@@ -39,10 +39,8 @@ class OwnDataset:
         self._name, self._split = name, split
         self.title = printable(f"{name} {split}")
         self._dataset: Any = made(name, DataError, split=split)
-        if not (hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")):
-            raise DataError(
-                f"{self.title}: the function returns a {type(self._dataset).__name__}; return a dataset with __len__ and __getitem__."
-            )
+        self._count = self._length()
+        self._from_list = False  # whether the labels are those of the dataset's list
         self.labels = self._read_labels()
         known = _listed(getattr(self._dataset, "classes", None))
         self.classes = tuple(map(str, range(int(self.labels.max(initial=-1)) + 1) if known is None else known))
@@ -56,6 +54,19 @@ class OwnDataset:
         some = [*self._readable(self._some())]
         self.channels = 1 if all(picture.mode == "L" for picture in some) else 3
         self.size = common_size([(picture.height, picture.width) for picture in some])
+
+    def _length(self) -> int:
+        kind = type(self._dataset).__name__
+        if isinstance(self._dataset, type):
+            name = self._dataset.__name__
+            raise DataError(f"{self.title}: the function returns the class {name}; return {name}(...).")
+        if not (hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")):
+            raise DataError(f"{self.title}: the function returns a {kind}; return a dataset with __len__ and __getitem__.")
+        try:
+            return len(self._dataset)
+        except Exception as error:  # the user's code may raise anything
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            raise DataError(f"{self.title}: the length of the {kind} cannot be read ({cause}). Correct its __len__.") from error
 
     def _readable(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """Yield the images that can be read.
@@ -74,11 +85,11 @@ class OwnDataset:
 
     def _read_labels(self) -> NDArray[np.int64]:
         told = _listed(getattr(self._dataset, "targets", getattr(self._dataset, "labels", None)))
-        count = len(self._dataset)
-        if told is not None and len(told) != count:
-            raise DataError(f"{self.title}: must have one label per item, got {count} items and {len(told)} labels.")
-        if told is None or not self._agrees(told):
-            told = [self._item(index)[1] for index in range(count)]
+        if told is not None and len(told) != self._count:
+            raise DataError(f"{self.title}: must have one label per item, got {self._count} items and {len(told)} labels.")
+        self._from_list = told is not None and self._agrees(told)
+        if told is None or not self._from_list:
+            told = [self._item(index)[1] for index in range(self._count)]
         return np.asarray([self._class(index, label) for index, label in enumerate(told)], dtype=np.int64)
 
     def _agrees(self, told: Sequence[Any]) -> bool:
@@ -90,7 +101,7 @@ class OwnDataset:
         return True
 
     def _some(self) -> list[int]:
-        return looked_at(len(self._dataset))
+        return looked_at(self._count)
 
     def _class(self, index: int, label: Any) -> int:  # noqa: ANN401 - the user's
         """Return a label as a class index.
@@ -104,10 +115,8 @@ class OwnDataset:
         except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{self.title}: labels must be class indices ({first_line(error)}). Return whole numbers.") from error
         if not whole:
-            raise DataError(
-                f"{self.title}: labels must be class indices, got {printable(str(label))} for item {index}. Return whole numbers; numbers "
-                "with fractions are no classes."
-            )
+            got = f"the text {shown(label)}" if isinstance(label, str) else printable(str(label))
+            raise DataError(f"{self.title}: labels must be class indices, got {got} for item {index}. Return whole numbers.")
         return number
 
     def check_apart(self, other: OwnDataset) -> None:
@@ -121,7 +130,8 @@ class OwnDataset:
             if pairs and all(one == two for one, two in pairs):
                 name = self._name.rpartition(":")[2]
                 raise DataError(
-                    f"{printable(self._name)}: {name}() returns the same {len(self)} items for both splits. Return others for split='test'."
+                    f"{printable(self._name)}: {name}() returns equal items for both splits, in all {len(pairs)} that were compared. "
+                    "Return others for split='test'."
                 )
 
     def _looks(self) -> Iterator[tuple[Any, ...]]:
@@ -139,12 +149,17 @@ class OwnDataset:
 
         Raises:
             ImageError: If the dataset fails, or the item is no pair.
+            DataError: If it is a dictionary.
         """
         try:
-            picture, label = self._dataset[index]
+            item = self._dataset[index]
+            if not isinstance(item, Mapping):
+                picture, label = item
+                return picture, label
         except Exception as error:  # the user's code may raise anything
             raise ImageError(f"{self.name(index)}: cannot be read ({type(error).__name__}: {first_line(error)})") from error
-        return picture, label
+        kind = type(item).__name__
+        raise DataError(f"{self.name(index)}: an item must be a pair (image, class index), got a {kind}. Return a pair.")
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -159,16 +174,19 @@ class OwnDataset:
         """
         picture, label = self._item(index)
         if self._class(index, label) != self.labels[index]:
-            raise DataError(
-                f"{self.name(index)}: the label of the item is {printable(str(label))}, and {self.labels[index]} in the dataset's list of "
-                "labels. Make them agree, or leave the list out."
+            known = (
+                f"{self.labels[index]} in the dataset's list of labels. Make them agree, or leave the list out."
+                if self._from_list
+                else f"was {self.labels[index]} when it was first read. Return the same label each time."
             )
+            raise DataError(f"{self.name(index)}: the label of the item is {printable(str(label))}, and {known}")
         if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] in ((), (3,)) and picture.ndim > 1:
             picture = Image.fromarray(picture)
         if not isinstance(picture, Image.Image):
             what = f"{picture.dtype} {tuple(picture.shape)}" if hasattr(picture, "dtype") else type(picture).__name__
             raise DataError(
-                f"{self.name(index)}: must be an image of PIL or a uint8 array (H, W) or (H, W, 3), got {what}. Leave transforms out."
+                f"{self.name(index)}: must be an image of PIL or a uint8 array (H, W) or (H, W, 3), got {what}. Return one of these, "
+                "without transforms."
             )
         return picture.convert("L" if picture.mode in ("L", "1") else "RGB"), int(self.labels[index])
 

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from visattn._support.checks import printable
+from visattn._support.checks import printable, unreadable
 from visattn._support.files import cache_folder
 from visattn._support.language import option
 from visattn.data.labeled.arrays import ArrayDataset
@@ -46,7 +47,8 @@ def fashion_mnist(split: str, root: Path | None = None) -> ArrayDataset:
     cache = cache_folder()
     places = [*([root, root / "FashionMNIST" / "raw"] if root else []), PACKAGE, cache / "FashionMNIST" / "raw"]
     names = [f"{'train' if split == 'train' else 't10k'}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
-    files = _idx_files(places, names)
+    with _access(root or cache):
+        files = _idx_files(places, names)
     if files is None:
         from torchvision.datasets import FashionMNIST
 
@@ -77,7 +79,8 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
 
     kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[data]
     places = [*([root] if root else []), cache_folder()]
-    place = next((place for place in places if (place / kind.base_folder).is_dir()), None)
+    with _access(root or cache_folder()):
+        place = next((place for place in places if (place / kind.base_folder).is_dir()), None)
     if place is None:
         _download(
             kind,
@@ -90,12 +93,21 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
     # torchvision verifies md5 before it unpickles, too; safety must not depend on future versions doing so
     for name, md5 in [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]:
         file = place / kind.base_folder / name
-        if not check_integrity(file, md5):
-            raise DataError(
-                f"{printable(str(file))}: must have the md5 {md5}, got {'another' if file.is_file() else 'no file'}. Download it again."
-            )
+        with _access(file):
+            got = "" if check_integrity(file, md5) else "another" if file.is_file() else "no file"
+        if got:
+            raise DataError(f"{printable(str(file))}: must have the md5 {md5}, got {got}. Download it again.")
     published = kind(place, train=split == "train")
     return ArrayDataset(np.ascontiguousarray(published.data), published.targets, published.classes, f"{data} {split}")
+
+
+@contextlib.contextmanager
+def _access(place: Path) -> Iterator[None]:
+    """Turn an error of the file system into a message; the place is named if the error names none."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(unreadable(error, place)) from error
 
 
 def _idx_files(places: list[Path], names: list[str]) -> list[Path] | None:
@@ -114,8 +126,8 @@ def _download(dataset: Callable[..., Any], folder: str, url: str, lack: str, fix
         DataError: If the server does not answer, the download stops, or the files differ from the published ones.
     """
     cache = cache_folder()
-    if not _answers(url):
-        raise DataError(f"{lack}, and {url.split('/')[2]} does not answer; {fix}.")
+    if refusal := _refusal(url):
+        raise DataError(f"{lack}, and {url.split('/')[2]} {refusal}; {fix}.")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".visattn-") as temporary, _patience():
@@ -126,21 +138,24 @@ def _download(dataset: Callable[..., Any], folder: str, url: str, lack: str, fix
         raise DataError(f"{lack}, and the download failed ({reason}); {fix}.") from error
 
 
-def _answers(url: str) -> bool:
-    """Check whether a server answers in time; in a thread, because name lookup has no timeout."""
+def _refusal(url: str) -> str:
+    """Return in words that a server does not answer in time, or refuses; asked in a thread, because name lookup has no timeout."""
     answers = []
 
     def ask() -> None:
-        with (
-            contextlib.suppress(OSError, HTTPException),
-            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS),
-        ):
-            answers.append(True)
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS):
+                answers.append("")
+        except urllib.error.HTTPError as error:
+            error.close()
+            answers.append(printable(f"answers {error.code} {error.reason}"))
+        except (OSError, HTTPException):
+            pass
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_SECONDS)
-    return bool(answers)
+    return answers[0] if answers else "does not answer"
 
 
 @contextlib.contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import NoReturn, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn._support.checks import between, one_of, printable, suggest
+from visattn._support.checks import between, one_of, printable, suggest, unreadable
 from visattn._support.files import exists, is_folder
 from visattn._support.own_code import is_function
 from visattn._support.types import Split
@@ -110,12 +110,23 @@ def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: in
         return OwnDataset(data, split)
     folder = Path(data)
     if not is_folder(folder):
-        name = printable(data)
-        if exists(folder):
-            raise DataError(f"{name}: must be a folder, got a file. If it is an archive, unpack it and pass the folder.")
-        near = suggest(data, KNOWN, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise DataError(
-            f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/image.png, file.py:factory, or one of {', '.join(KNOWN)}."
-        )
+        _refuse(folder, data)
     return FolderDataset(folder, split, held_out=held_out, seed=seed)
+
+
+def _refuse(folder: Path, data: str) -> NoReturn:
+    name = printable(data)
+    if exists(folder):
+        fix = f"Pass {name}:factory." if folder.suffix == ".py" else "If it is an archive, unpack it and pass the folder."
+        raise DataError(f"{name}: must be a folder, got a file. {fix}")
+    try:
+        folder.stat()
+    except PermissionError as error:
+        raise DataError(unreadable(error, folder)) from error
+    except (OSError, ValueError):
+        pass
+    near = suggest(data, KNOWN, 1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    raise DataError(
+        f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/image.png, file.py:factory, or one of {', '.join(KNOWN)}."
+    )

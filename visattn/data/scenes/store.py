@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from visattn._support.checks import printable
+from visattn._support.checks import printable, unreadable
 from visattn._support.files import building_folder, cache_folder
 from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.scenes import VERSION, Mark, Scenes
@@ -103,6 +103,8 @@ def kept(
         pixels, words = np.load(folder / "pixels.npy", mmap_mode="r"), np.load(folder / f"{told}.npy")
         kinds = pixels.dtype == np.uint8 and words.dtype.kind == ("i" if told == "labels" else "S")
         whole = kinds and pixels.shape == (len(scenes), *scenes.size, 3) and words.shape == (len(scenes),)
+    except PermissionError as error:
+        raise DataError(unreadable(error, folder)) from error
     except (OSError, EOFError, ValueError):
         whole = False
     if not whole:

