@@ -58,12 +58,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], tuple[str, ...], str, str]] = {
         "choose another name",
         "choose another name (-o/--output)",
     ),
-    "no such weights": (
-        lambda: load_model("vit_tiny_patch16_224", weights="none.pth"),
-        ("overlay", "dog.png", "--model", "vit_tiny_patch16_224", "--weights", "none.pth"),
-        "check the file.",
-        "check the file (--weights).",
-    ),
     "a large file": (
         lambda: explained(max_bytes=100),
         (*OVERLAY, "--max-bytes", "100"),

@@ -261,7 +261,7 @@ def test_a_checkpoint_that_is_no_folder(tmp_path: Path) -> None:
 
 def test_files_that_hold_no_maps(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"no archive" * 100)
-    with pytest.raises(MapError, match=r"a\.tar: not a file of maps, or damaged .* Make it again"):
+    with pytest.raises(MapError, match=r"a\.tar: cannot be read as a file of maps .* Pass one of visattn\.maps\.pack_maps"):
         list(load_maps(tmp_path / "a.tar"))
     found = visattn.explain(tiny.vit(), PHOTO, method="rollout")
     (tmp_path / "b.tar").write_bytes(pack_maps([("photo", found.map, found.geometry)]))

@@ -175,7 +175,7 @@ def test_mass_outside_0_to_1_is_refused(share: float) -> None:
     "values", [[[0.5, -0.1]], [[0.0, 0.0]], [[[1.0, 1.0]], [[0.0, 0.0]]]], ids=["negative", "zero", "one zero panel"]
 )
 def test_mass_of_a_map_without_mass_is_refused(values: list[Any]) -> None:
-    with pytest.raises(MapError, match="needs non-negative values with a positive sum"):
+    with pytest.raises(MapError, match="needs grids of non-negative values with a positive sum"):
         make_map(values, ("head",) if isinstance(values[0][0], list) else ()).mass()
 
 

@@ -53,5 +53,5 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(MapError, match=r"a.tar") as told:
             list(visattn.load_maps(tmp_path / "a.tar"))
         assert "\n" not in str(told.value)
-    with pytest.raises(MapError, match=r"none.tar: not a file of maps"):
+    with pytest.raises(MapError, match=r"none.tar: cannot be read"):
         list(visattn.load_maps(tmp_path / "none.tar"))

@@ -84,10 +84,10 @@ def before_step(number: int, act: Callable[[], object]) -> Iterator[None]:
     """Call a function in each training before the step with this number, counted from 0."""
     learn = Trainer.learn
 
-    def acting(self: Trainer, parts: Any, step: int) -> torch.Tensor:
+    def acting(self: Trainer, parts: Any, step: int, stepping: Any) -> torch.Tensor:
         if step == number:
             act()
-        return learn(self, parts, step)
+        return learn(self, parts, step, stepping)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "learn", acting)

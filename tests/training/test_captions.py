@@ -104,10 +104,10 @@ def train_until(config: CaptionConfig, folder: Path, step: int) -> Path:
 
     learn = Trainer.learn
 
-    def crashing(self: Trainer, parts: Any, number: int) -> torch.Tensor:
+    def crashing(self: Trainer, parts: Any, number: int, stepping: Any) -> torch.Tensor:
         if number == step:
             raise KeyboardInterrupt
-        return learn(self, parts, number)
+        return learn(self, parts, number, stepping)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "learn", crashing)

@@ -77,12 +77,12 @@ def learning(before: Callable[[int], object], notes: Path | None = None) -> Iter
     """Call `before` before each step, and record the images of the step."""
     learn = Trainer.learn
 
-    def noted(self: Trainer, parts: Sequence[Batch], step: int) -> Tensor:
+    def noted(self: Trainer, parts: Sequence[Batch], step: int, stepping: Any) -> Tensor:
         before(step)
         if notes is not None:
             with notes.open("a") as stream:
                 stream.write(json.dumps([step, [part.numbers for part in parts]]) + "\n")
-        return learn(self, parts, step)
+        return learn(self, parts, step, stepping)
 
     with mock.patch.object(Trainer, "learn", noted):
         yield
@@ -132,8 +132,8 @@ def fail(folder: Path) -> None:
     """Train with a nonfinite loss in the second process only. `train` itself joins the process group."""
     learn = Trainer.learn
 
-    def no_number(self: Trainer, parts: Sequence[Batch], step: int) -> Tensor:
-        return learn(self, parts, step) * (torch.nan if self.group.rank == 1 and step == ASKED else 1)
+    def no_number(self: Trainer, parts: Sequence[Batch], step: int, stepping: Any) -> Tensor:
+        return learn(self, parts, step, stepping) * (torch.nan if self.group.rank == 1 and step == ASKED else 1)
 
     with mock.patch.object(Trainer, "learn", no_number):
         train(recipe(folder, "sgd"), folder / "no number")

@@ -22,6 +22,7 @@ from torch import nn
 from visattn._support.checks import first_line, printable
 from visattn._support.files import refusal, write_whole
 from visattn._support.language import flag
+from visattn._support.shortages import lacks_memory
 from visattn._support.threads import pool
 from visattn._support.untrusted import inside
 from visattn.batch import statistics
@@ -40,7 +41,6 @@ from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.run import lacks_memory
 from visattn.records import Recording
 from visattn.studies.creation import view_of
 from visattn.studies.views import View

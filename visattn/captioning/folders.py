@@ -19,7 +19,7 @@ from visattn.captioning.encoders import Shape, encoder
 from visattn.captioning.vocabulary import SPECIAL
 from visattn.errors import UnsupportedModel, VisattnError, WeightsError
 from visattn.loading.blueprints import Blueprint, shared
-from visattn.loading.folders import read_blueprint, read_facts, read_weights, write_folder
+from visattn.loading.folders import AGAIN, read_blueprint, read_facts, read_weights, write_folder
 from visattn.loading.limits import no_larger_than
 from visattn.loading.translation import fill
 from visattn.loading.weights import FACTS
@@ -172,9 +172,9 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance, 
     if is_function(blueprint.encoder.model):
         raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}; loading does not run Python files.")
     tensors = read_weights(folder, described)
-    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
+    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name, AGAIN):
         model = blueprint.build()
-    fill(model, tensors, name)
+    fill(model, tensors, name, fix=AGAIN)
     title = f"show, attend and tell ({blueprint.attention}) on {blueprint.encoder.model}"
     made = Provenance(model=title, weights=folder.resolve().name, weights_sha256=described["sha256"])
     return model.eval(), blueprint, made, str(described.get("data", ""))
@@ -188,6 +188,6 @@ def _read(described: dict[str, Any], shown: str) -> CaptionerBlueprint:
         if found["words"][: len(SPECIAL)] != SPECIAL:
             raise ValueError(f"its vocabulary does not begin with {' and '.join(SPECIAL)}")
     except ValueError as error:
-        raise WeightsError(f"{shown}: is damaged ({printable(str(error))}); copy the folder again.") from error
+        raise WeightsError(f"{shown}: is damaged ({printable(str(error))}); {AGAIN}.") from error
     own: dict[str, Any] = {**found, "encoder": read_blueprint(found["encoder"], shown, classes=False)}
     return CaptionerBlueprint(**own)

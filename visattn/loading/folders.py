@@ -31,6 +31,7 @@ from visattn.loading.weights import FACTS, WEIGHTS, check_finite, digest, read_c
 from visattn.provenance import Provenance
 
 FORMAT = 1
+AGAIN = "copy the folder again"  # what to do about a damaged one
 LARGEST = 2048  # side of an input in pixels
 
 _Side = Annotated[int, Meta(ge=1, le=LARGEST)]
@@ -103,9 +104,9 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
             f"{_steps(blueprint)}, and load safetensors.torch.load_file('{name}/{WEIGHTS}')."
         )
     tensors = read_weights(folder, told)
-    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
+    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name, AGAIN):
         model = blueprint.build()
-    fill(model, tensors, name)
+    fill(model, tensors, name, fix=AGAIN)
     remember(model.eval(), blueprint)
     title = f"{blueprint.model}" + (f" with {blueprint.attention}" if blueprint.attention != "none" else "")
     return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
@@ -220,8 +221,8 @@ def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:
     try:
         found = Blueprint(**converted(told, _Classifier if classes else _Encoder))
     except ValueError as error:
-        raise WeightsError(f"{shown}: is damaged ({printable(str(error))}); copy the folder again.") from error
+        raise WeightsError(f"{shown}: is damaged ({printable(str(error))}); {AGAIN}.") from error
     for name, numbers in (("mean", found.mean), ("std", found.std)):
         if len(numbers) != found.channels:
-            raise WeightsError(f"{shown}: is damaged ({name} must have {found.channels} numbers); copy the folder again.")
+            raise WeightsError(f"{shown}: is damaged ({name} must have {found.channels} numbers); {AGAIN}.")
     return found

@@ -20,12 +20,13 @@ MOST, MOST_MODULES = (
 
 
 @contextmanager
-def no_larger_than(weights: Mapping[str, Tensor], name: str) -> Iterator[None]:
+def no_larger_than(weights: Mapping[str, Tensor], name: str, fix: str) -> Iterator[None]:
     """Stop building a network in this thread once it has far more parameters or modules than its weights.
 
     Args:
         weights: Tensors by name.
         name: Name of the network, for the message.
+        fix: What to do then, for the message.
 
     Yields:
         Nothing.
@@ -35,7 +36,7 @@ def no_larger_than(weights: Mapping[str, Tensor], name: str) -> Iterator[None]:
     """
     numbers = _TIMES * sum(tensor.numel() for tensor in weights.values()) + _MORE
     modules = _MODULES * len(weights) + _MORE_MODULES
-    with _bounded(numbers, modules, f"{name}: its options make a network far larger than its weights; copy the folder again."):
+    with _bounded(numbers, modules, f"{name}: its options make a network far larger than its weights; {fix}."):
         yield
 
 

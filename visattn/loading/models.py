@@ -20,7 +20,7 @@ from visattn._support.own_code import is_function
 from visattn._support.spellings import spelled, value_of
 from visattn._support.typed import typed
 from visattn.data import NETWORKS, network_path
-from visattn.errors import ModelError, OptionError, ResourceError
+from visattn.errors import ModelError, OptionError, ResourceError, UnsupportedModel
 from visattn.families.spec import sides
 from visattn.loading import open_clip_models, own_files, timm_models, torchvision_models, transformers_models
 from visattn.loading.hub_names import usual_name
@@ -78,6 +78,10 @@ def load_model(
         model, provenance = import_module("visattn.loading.folders").load(
             folder
         )  # imported late: it imports our own networks, which other models do not need
+    elif is_file(folder / "final" / FACTS):
+        raise UnsupportedModel(
+            f"{printable(name)}: is the folder of a run. Pass the network in it, {printable(str(folder / 'final'))}."
+        )
     else:
         library = next((module for prefix, module in _LIBRARIES.items() if name.startswith(prefix)), timm_models)
         model, provenance = library.load(name, weights, seed, sides(img_size))
@@ -116,8 +120,13 @@ def _moved(model: nn.Module, place: torch.device) -> nn.Module:
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ResourceError(f"out of memory on {place}; choose a smaller model or another device.") from error
     except Exception as error:  # for example a model on the meta device, or one that overrides `to`
+        kind = (
+            "whose parameters have values"
+            if any(parameter.is_meta for parameter in model.parameters())
+            else "that .to() can move"
+        )
         raise ModelError(
-            f"{type(model).__name__}: cannot be moved to {place} ({first_line(error)}). Return a model whose parameters have values."
+            f"{type(model).__name__}: cannot be moved to {place} ({first_line(error)}). Return a model {kind}."
         ) from error
     return model
 
@@ -136,8 +145,11 @@ def check_device(name: str | torch.device) -> torch.device:
         raise OptionError(f"unknown device '{printable(str(name))}'. Choose cpu, or cuda or cuda:N for a GPU.") from error
     try:
         torch.zeros(1, device=place).cpu()
+    except torch.OutOfMemoryError as error:
+        raise ResourceError(f"out of memory on {place}; free some of it, or choose another device.") from error
     except (RuntimeError, AssertionError, ImportError) as error:  # the type depends on the build of torch
-        count = torch.cuda.device_count()
-        there = f"cpu, {', '.join(f'cuda:{i}' for i in range(count))}" if count else "cpu"
-        raise ModelError(f"device '{place}' does not work on this machine. Choose one of: {there}.") from error
+        others = [f"cuda:{i}" for i in range(torch.cuda.device_count()) if place.type != "cuda" or i != (place.index or 0)]
+        raise ModelError(
+            f"device '{place}' does not work on this machine. Choose one of: {', '.join(['cpu', *others])}."
+        ) from error
     return place

@@ -19,7 +19,6 @@ from visattn._support.extras import need
 from visattn.errors import UnsupportedModel, WeightsError
 from visattn.loading.downloads import hub_file, url_file
 from visattn.loading.initial_values import without_initial_values
-from visattn.loading.translation import shapes_of
 from visattn.loading.weights import check_finite, digest, read_tensors
 from visattn.provenance import Provenance
 
@@ -66,7 +65,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
         if file.suffix in (".npz", ".npy"):  # weights of SigLIP's authors, arrays that the library translates
             import_module("open_clip").load_checkpoint(model, str(file), strict=True, weights_only=True)
         else:
-            tensors, notes = read_tensors(file, shapes_of(model))
+            tensors, notes = read_tensors(file, model)
             with _read_already(tensors):
                 import_module("open_clip").load_checkpoint(model, str(file), strict=True, weights_only=True)
     except WeightsError:

@@ -10,7 +10,7 @@ from torch import nn
 from visattn._support.checks import printable
 from visattn._support.own_code import made, running
 from visattn.errors import UnsupportedModel
-from visattn.loading.translation import fill, shapes_of
+from visattn.loading.translation import fill
 from visattn.loading.weights import digest, read_tensors
 from visattn.provenance import Provenance
 
@@ -37,7 +37,7 @@ def load(name: str, weights: Path | None = None) -> tuple[nn.Module, Provenance]
     title = f"{Path(file).name}:{function}"
     if weights is None:
         return model, Provenance(model=title, weights="given by the file")
-    tensors, notes = read_tensors(weights, shapes_of(model))
+    tensors, notes = read_tensors(weights, model)
     notes += fill(model, tensors, printable(str(weights)))
     return model, Provenance(model=title, weights=printable(weights.name), weights_sha256=digest(weights), notes=notes)
 

@@ -62,9 +62,8 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
     file, source, known = _file_of(name, config) if weights == "auto" else (Path(weights), "", ())
     shown = printable(str(file))
     model, translate, lenient = _unfilled(name, img_size)
-    shapes = shapes_of(model)
-    tensors, notes = read_tensors(file, shapes)
-    options, adapted = ({}, ()) if weights == "auto" and not known else _like(tensors, shapes, config)
+    tensors, notes = read_tensors(file, model)
+    options, adapted = ({}, ()) if weights == "auto" and not known else _like(tensors, shapes_of(model), config)
     if any(getattr(model, key, None) != value for key, value in options.items()):
         with without_initial_values():
             model = _build(name, img_size, **options)

@@ -22,7 +22,7 @@ from visattn.errors import UnsupportedModel
 from visattn.families import torchvision as family
 from visattn.loading.downloads import url_file
 from visattn.loading.initial_values import without_initial_values
-from visattn.loading.translation import classes_in, fill, shapes_of
+from visattn.loading.translation import classes_in, fill
 from visattn.loading.weights import digest, read_tensors
 from visattn.provenance import Provenance
 
@@ -61,7 +61,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
         shown = printable(str(file))
         with without_initial_values():
             model = _build(architecture, **sized)
-        tensors, notes = read_tensors(file, shapes_of(model))
+        tensors, notes = read_tensors(file, model)
         head, published = family.head_of(model)
         classes = classes_in(tensors, head) or published
         auxiliary = {"aux_logits": any(key.lower().startswith("aux") for key in tensors)} if _inception(architecture) else {}

@@ -26,7 +26,6 @@ from visattn.errors import UnsupportedModel, WeightsError
 from visattn.loading.configurations import harmless, read_json
 from visattn.loading.downloads import Missing, Unreachable, hub_file
 from visattn.loading.limits import buildable, no_larger_than
-from visattn.loading.translation import shapes_of
 from visattn.loading.weights import check_finite, digest, read_checkpoint, read_tensors
 from visattn.provenance import Provenance
 
@@ -87,13 +86,18 @@ def load(name: str, weights: str | Path, seed: int, _img_size: tuple[int, int] |
     files: Sequence[Path]
     notes: tuple[str, ...] = ()
     if isinstance(weights, Path):
-        files, origin = [weights], printable(weights.name)
-        tensors, notes = read_tensors(weights, shapes_of(_built(kind, config, shown, torch.device("meta"))))
+        files, origin, fix = [weights], printable(weights.name), "pass the weights of this model"
+        tensors, notes = read_tensors(weights, _built(kind, config, shown, torch.device("meta")))
     else:
-        files, origin = _safetensors(source), source.origin
+        files, origin, fix = _safetensors(source), source.origin, "check its files"
         tensors = {key: tensor for file in files for key, tensor in read_checkpoint(file).items()}
-    model, info = _filled(kind, config, tensors, _generation(settings, source), shown)
-    if missing := [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]:
+    model, info = _filled(kind, config, tensors, _generation(settings, source), shown, fix)
+    if others := sorted(info["mismatched_keys"]):
+        key, given, own = others[0]
+        sizes = f"{_size(given)} in the weights and {_size(own)} by {CONFIG}"
+        more = f", and {len(others) - 1} more tensors differ" if len(others) > 1 else ""
+        raise WeightsError(f"{shown}: {printable(key)} is {sizes}{more}; {fix}.")
+    if missing := [*info["missing_keys"]]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(
             f"{shown}: the weights have no values for {sorted(missing)[0]}{more} of {kind.__name__}; pass the weights of this class."
@@ -173,11 +177,16 @@ def _class_of(settings: Mapping[str, Any], source: _Source) -> Any:  # noqa: ANN
                 f"{name}: needs Python code of its repository, which is not run. If you trust that code, load the model in a file of "
                 "yours with trust_remote_code=True, and pass FILE.py:FUNCTION."
             )
-        which = f"no class {printable(named)}" if isinstance(named, str) else "no class, since its config.json names none,"
-        raise UnsupportedModel(f"{name}: transformers {transformers.__version__} has {which} for it. Upgrade transformers.")
+        if isinstance(named, str):
+            here = f"transformers {transformers.__version__} has no class {printable(named)}"
+            raise UnsupportedModel(f"{name}: {here}. Upgrade transformers if a newer version has it.")
+        other = settings.get("architecture")
+        known = isinstance(other, str) and import_module("timm").is_model(other)
+        fix = f"It is the model {other} of timm: pass {other}." if known else 'Name it there: "architectures": ["CLASS"].'
+        raise UnsupportedModel(f"{name}: its {CONFIG} names no class of transformers. {fix}")
     forward: Any = getattr(kind, "forward", None)
     if not any("pixel" in parameter for parameter in inspect.signature(forward).parameters):
-        raise UnsupportedModel(f"{name}: {kind.__name__} takes no pixels. Pass a model that reads images.")
+        raise UnsupportedModel(f"{name}: {kind.__name__} has no input pixel_values. Pass a model that has one.")
     return kind
 
 
@@ -218,8 +227,12 @@ def _built(kind: Any, config: Any, name: str, place: torch.device) -> nn.Module:
         raise
     except Exception as error:  # of the library, for values of the file
         cause = f"{kind.__name__} cannot be built ({type(error).__name__}: {first_line(error)})"
-        raise UnsupportedModel(f"{name}: {cause}; check its {CONFIG}.") from error
+        raise UnsupportedModel(f"{name}: {cause}; {_remedy(error, f'check its {CONFIG}')}.") from error
     return model
+
+
+def _remedy(error: Exception, fix: str) -> str:
+    return "install the package that it names" if isinstance(error, ImportError) else fix
 
 
 def _safetensors(source: _Source) -> Sequence[Path]:
@@ -231,8 +244,8 @@ def _safetensors(source: _Source) -> Sequence[Path]:
     name, file = printable(source.name), source.find(_WHOLE, _INDEX)
     if file is None:
         raise WeightsError(
-            f"{name}: has no {_WHOLE}, and other formats can run code when loaded; convert it with save_pretrained(FOLDER), and pass "
-            "hf:FOLDER."
+            f"{name}: has no {_WHOLE}, the only weights that are loaded. Add it, or save the model and its image processor with "
+            "save_pretrained(FOLDER), and pass hf:FOLDER."
         )
     if file.name == _WHOLE:
         return [file]
@@ -243,6 +256,10 @@ def _safetensors(source: _Source) -> Sequence[Path]:
     if lacking := [part for part, place in parts.items() if place is None]:
         raise WeightsError(f"{name}: lacks {printable(lacking[0])}, a part of its weights; download it again.")
     return [part for part in parts.values() if part is not None]
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "one number"
 
 
 def _is_part(part: object) -> bool:
@@ -256,8 +273,11 @@ def _filled(
     tensors: dict[str, Tensor],
     generation: Any,  # noqa: ANN401
     name: str,
+    fix: str,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Build a model of the library and fill it with tensors; no file is given to the library, so it looks for none.
+
+    The result names the tensors whose shape differs. `fix` says what to do if the model cannot be filled.
 
     Raises:
         UnsupportedModel: If the configuration asks for a far larger network.
@@ -265,7 +285,7 @@ def _filled(
     """
     place = config._name_or_path
     try:
-        with _quiet(), no_larger_than(tensors, name):
+        with _quiet(), no_larger_than(tensors, name, fix):
             model, info = kind.from_pretrained(
                 None,
                 config=config,
@@ -274,12 +294,13 @@ def _filled(
                 dtype=torch.float32,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
     except UnsupportedModel:
         raise
     except Exception as error:  # of the library, for damaged or foreign files
         raise WeightsError(
-            f"{name}: {kind.__name__} cannot be loaded ({type(error).__name__}: {first_line(error)}); check its files."
+            f"{name}: {kind.__name__} cannot be loaded ({type(error).__name__}: {first_line(error)}); {_remedy(error, fix)}."
         ) from error
     model.config._name_or_path = place  # where its processor and its tokenizer are looked for
     return model, info

@@ -123,7 +123,12 @@ def channels_in(tensors: Mapping[str, Tensor], stem: str | Sequence[str] | None)
 
 
 def fill(
-    model: nn.Module, tensors: dict[str, Tensor], name: str, translate: Translate | None = None, lenient: bool = False
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    name: str,
+    translate: Translate | None = None,
+    lenient: bool = False,
+    fix: str = "",
 ) -> tuple[str, ...]:
     """Load weights into a model; they must match it completely.
 
@@ -133,6 +138,7 @@ def fill(
         name: Name of the file, for messages.
         translate: The library's conversion of older checkpoints: new names, resampled position embeddings.
         lenient: Whether the library allows tensors that the model does not use; they are noted.
+        fix: What to do if they do not match; by default, to choose another model.
 
     Returns:
         Notes on resampled and unused tensors.
@@ -141,15 +147,16 @@ def fill(
         WeightsError: If a tensor is missing, is unexpected, or has another shape.
     """
     own = model.state_dict()
+    fix = fix or (
+        f"choose the model that the checkpoint was trained with{flag('model')}, or save model.state_dict() of the whole model"
+    )
     try:
         given = translate(dict(tensors), model) if translate else tensors
-    except WeightsError as error:  # raised by one of our own translations
-        raise WeightsError(f"{name}: {error}") from error
     except _BROKEN as error:  # the translation failed on an unexpected name or shape
-        raise WeightsError(f"{name}: {_misfit(tensors, own)}") from error
+        raise WeightsError(f"{name}: {_misfit(tensors, own)}; {fix}.") from error
     shared = [key for key in given if key in own]
     if any(given[key].shape != own[key].shape for key in shared):
-        raise WeightsError(f"{name}: {_misfit(given, own)}")
+        raise WeightsError(f"{name}: {_misfit(given, own)}; {fix}.")
     odd = next((key for key in shared if own[key].is_floating_point() and not given[key].is_floating_point()), None)
     if odd:
         raise WeightsError(
@@ -158,7 +165,7 @@ def fill(
         )
     missing, unexpected = model.load_state_dict(given, strict=False)  # checked below, to report both lists in one message
     if missing or (unexpected and not lenient):
-        raise WeightsError(f"{name}: {_misfit(given, own, missing, unexpected)}")
+        raise WeightsError(f"{name}: {_misfit(given, own, missing, unexpected)}; {fix}.")
     notes = [
         f"{key} was resampled from {_size(tensors[key])} to {_size(given[key])}"
         for key in shared
@@ -342,8 +349,7 @@ def _misfit(
         parts.append(f"{first}: checkpoint {_size(given[first])}, model {_size(own[first])}{more}")
     parts += [f"{len(missing)} missing: {_listed(missing)}"] if missing else []
     parts += [f"{len(unexpected)} unexpected: {_listed(unexpected)}"] if unexpected else []
-    fix = f"choose the model that the checkpoint was trained with{flag('model')}, or save model.state_dict() of the whole model"
-    return f"does not fit the model: {'; '.join(parts) or 'its tensors cannot be translated'}; {fix}."
+    return f"does not fit the model: {'; '.join(parts) or 'its tensors cannot be translated'}"
 
 
 def _listed(names: Sequence[str]) -> str:

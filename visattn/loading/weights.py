@@ -8,7 +8,7 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
-from visattn._support.language import flag
-from visattn.errors import WeightsError
+from visattn._support.shortages import lacks_memory
+from visattn.errors import ResourceError, WeightsError
 from visattn.loading.formats import START, foreign, is_archive, is_pickle, is_safetensors
 from visattn.loading.stand_ins import standing_in
-from visattn.loading.translation import Shapes, as_float32, unwrap
+from visattn.loading.translation import as_float32, shapes_of, unwrap
 
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
 
@@ -41,36 +41,37 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
 
     Raises:
         WeightsError: If the file is missing or damaged, is not a checkpoint, or contains code; the message names the cause.
+        ResourceError: If there is not enough memory.
     """
     name = printable(str(path))
     start, size = _start(path, name)
     reason = None if is_safetensors(start) else foreign(path, start)
     if reason:
         raise WeightsError(f"{name}: {reason}")
-    if is_safetensors(start) or (path.suffix == ".safetensors" and not is_pickle(start)):
-        try:
-            return safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, *_DAMAGED) as error:
-            cause = f"cannot be read as safetensors ({first_line(error)})"
-            raise WeightsError(f"{name}: {cause}; check the file, or download it again.") from error
-    if path.suffix == ".safetensors":
-        raise WeightsError(f"{name}: is a file of torch.save, not safetensors as its name says; give it the ending .pth.")
+    safe = is_safetensors(start) or (path.suffix == ".safetensors" and not is_pickle(start))
+    if path.suffix == ".safetensors" and not safe:
+        raise WeightsError(
+            f"{name}: is a file of torch.save, not safetensors as its name says; give it the ending .pth, and pass it as weights."
+        )
     try:
+        if safe:
+            return safetensors.torch.load_file(path)
         with standing_in():
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if is_pickle(start) and (reason := _refused(str(error), name)):
-            raise WeightsError(f"{name}: {reason}") from error
-        raise WeightsError(f"{name}: {_unreadable(path, start, size, error)}") from error
-    except _DAMAGED as error:
-        raise WeightsError(f"{name}: {_unreadable(path, start, size, error)}") from error
+    except (safetensors.SafetensorError, pickle.UnpicklingError, MemoryError, *_DAMAGED) as error:
+        if lacks_memory(error):
+            raise ResourceError(f"out of memory for the {size:,} bytes of {name}; choose a smaller model.") from error
+        raise WeightsError(f"{name}: {_unreadable(path, start, size, error, safe)}") from error
 
 
-def _unreadable(path: Path, start: bytes, size: int, error: Exception) -> str:
+def _unreadable(path: Path, start: bytes, size: int, error: Exception, safe: bool) -> str:
     """Say what is seen of a file that is no checkpoint, or no whole one."""
+    if is_pickle(start) and isinstance(error, pickle.UnpicklingError) and (reason := _refused(str(error), printable(str(path)))):
+        return reason
     if is_archive(start) and not zipfile.is_zipfile(path):
         return f"truncated: an archive without its end ({size:,} bytes); download it again."
-    return f"cannot be read as a checkpoint ({size:,} bytes; {first_line(error)}); check the file, or download it again."
+    what = "safetensors" if safe else "a checkpoint"
+    return f"cannot be read as {what} ({size:,} bytes; {first_line(error)}); check the file, or download it again."
 
 
 def _start(path: Path, name: str) -> tuple[bytes, int]:
@@ -83,16 +84,16 @@ def _start(path: Path, name: str) -> tuple[bytes, int]:
         with regular(path).open("rb") as stream:
             start, size = stream.read(START), path.stat().st_size
     except OSError as error:
-        raise WeightsError(
-            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the file{flag('weights')}."
-        ) from error
+        raise WeightsError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the file.") from error
     if not start:
         raise WeightsError(f"{name}: empty file; download it again.")
     if start.startswith(b"version https://git-lfs"):
         raise WeightsError(f"{name}: is a git-lfs pointer, not the weights; run git lfs pull.")
-    if start.lstrip()[:1] == b"<":
+    if start.lstrip()[:1] == b"<" and not is_safetensors(start):
         shown = printable(start.lstrip()[:15].decode("utf-8", "replace"))
-        raise WeightsError(f"{name}: not a checkpoint, starts with '{shown}'; this is a web page, download the file itself.")
+        raise WeightsError(
+            f"{name}: not a checkpoint, starts with '{shown}', like a web page or XML; pass the checkpoint itself."
+        )
     return start, size
 
 
@@ -109,19 +110,19 @@ def _refused(error: str, name: str) -> str | None:
         return None
     lines = (
         f"import torch; loaded = torch.load({name!r}, map_location='cpu', weights_only=False); "
-        "keys = [key for key in ('ema', 'model', 'state_dict') if isinstance(loaded, dict) and loaded.get(key) is not None]; "
-        "model = loaded[keys[0]] if keys else loaded; "
-        "torch.save(model if isinstance(model, dict) else model.state_dict(), 'tensors.pth')"
+        "tensors = lambda held: tensors(held.state_dict()) if isinstance(held, torch.nn.Module) else "
+        "{key: tensors(one) for key, one in held.items() if isinstance(one, (dict, torch.Tensor, torch.nn.Module))} "
+        "if isinstance(held, dict) else held; torch.save(tensors(loaded), 'tensors.pth')"
     )
     return f"{held}; if you trust the file, save its tensors alone: {lines}."
 
 
-def read_tensors(file: Path, wanted: Shapes) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Read the tensors of a checkpoint that fit a model, as finite float32.
+def read_tensors(file: Path, model: nn.Module) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Read the tensors of a checkpoint that fit a model, as float32; they are finite, except where buffers of the model are not.
 
     Args:
         file: The checkpoint.
-        wanted: Names and shapes of the model's tensors.
+        model: The model, whose parameters need no values.
 
     Returns:
         Tensors by name, and a note on each choice and conversion.
@@ -130,26 +131,40 @@ def read_tensors(file: Path, wanted: Shapes) -> tuple[dict[str, Tensor], tuple[s
         WeightsError: If the file is damaged, has no tensors, or has tensors that cannot be used; the message names the cause.
     """
     name = printable(str(file))
-    tensors, notes = unwrap(read_checkpoint(file), wanted, name)
+    tensors, notes = unwrap(read_checkpoint(file), shapes_of(model), name)
     tensors, cast = as_float32(tensors, name)
-    check_finite(tensors, name)
+    check_finite(tensors, name, unbounded_buffers(model))
     return tensors, notes + cast
 
 
-def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
+def unbounded_buffers(model: nn.Module) -> set[str]:
+    """Return the names of the buffers that have NaN or infinite values, such as masks of minus infinity."""
+    return {
+        name
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if not buffer.is_meta and not bool(buffer.isfinite().all())
+    }
+
+
+def check_finite(weights: Mapping[str, Tensor], name: str, but: Container[str] = ()) -> None:
     """Check that weights have no NaN or infinite values.
 
+    Args:
+        weights: Tensors by name.
+        name: Name of the file, for the message.
+        but: Names of tensors that may have some.
+
     Raises:
-        WeightsError: If a tensor has some; the message names it.
+        WeightsError: If another tensor has some; the message names it.
     """
     for key, tensor in weights.items():
-        if not tensor.is_floating_point() or math.isfinite(
-            float(tensor.detach().sum())
+        if (
+            key in but or not tensor.is_floating_point() or math.isfinite(float(tensor.detach().sum()))
         ):  # one pass; NaN and infinity remain in a sum
             continue
         if not bool(tensor.isfinite().all()):  # a sum of finite values may overflow
             bad = int((~tensor.isfinite()).sum())
-            raise WeightsError(f"{name}: {key} has {bad} NaN or infinite values; the checkpoint is damaged, download it again.")
+            raise WeightsError(f"{name}: {key} has {bad} NaN or infinite values in float32; pass finite weights.")
 
 
 def digest(path: Path) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import between, one_of
+from visattn._support.language import option
 from visattn._support.reprs import brief
 from visattn._support.types import Interpolation
 from visattn.errors import MapError, OptionError, ShapeError
@@ -71,7 +72,10 @@ class AttentionMap:
             flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
             object.__setattr__(self, "values", flat.view(self.values.shape))
         if bad := int((~self.values.isfinite()).sum()) - math.prod(self.values.shape[: len(self.axes)]) * len(holes):
-            raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
+            raise MapError(
+                f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the weights, the input and the target that give "
+                "them."
+            )
         below = not self.facts.interval and bool((self.values < 0).any())
         object.__setattr__(self, "signed", self.signed or below)
 
@@ -141,8 +145,10 @@ class AttentionMap:
         flat = self.values.flatten(len(self.axes)).double().nan_to_num()  # holes count as 0
         total = flat.sum(-1, keepdim=True)
         if bool((flat < 0).any()) or not bool((total > 0).all()):
+            low, high = float(flat.min()), float(flat.max())
             raise MapError(
-                f"a mass mask needs non-negative values with a positive sum; {self.meaning} has no such values. Use contours."
+                f"a mass mask needs grids of non-negative values with a positive sum, got {self.meaning} from {low:.4g} to {high:.4g}. "
+                f"Use {option('contours')}."
             )
         ascending, order = (flat / total).sort(-1)
         kept = ascending.cumsum(-1) > 1 - share + 1e-12

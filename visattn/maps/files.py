@@ -83,14 +83,22 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
     """
     name = printable(os.fspath(path))
     try:
-        with regular(Path(path)).open("rb") as stream:
+        with _opened(path) as stream:
             return _placed(_content(stream, Path(path)), name)
-    except MapError as error:  # of the values, without the name of the file
-        raise error if str(error).startswith(f"{name}: ") else MapError(f"{name}: {error}") from error
+    except MapError:
+        raise
     except Exception as error:  # numpy, zipfile, Pillow and json raise many types for damaged files
         raise MapError(
             f"{name}: not a map ({printable(str(error))[:120]}); make one with {_saving()}, or pass an .npy array."
         ) from error
+
+
+def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    try:
+        return regular(Path(path)).open("rb")
+    except OSError as error:
+        cause = (error.strerror or str(error)).lower()
+        raise MapError(f"{printable(os.fspath(path))}: cannot be read ({cause}). Check the path.") from error
 
 
 def _content(stream: IO[bytes], path: Path) -> tuple[schema.Facts, NDArray[np.float32]] | NDArray[np.float32]:
@@ -110,7 +118,10 @@ def _placed(
     geometry = Geometry.from_dict(place) if (place := facts["provenance"].get("geometry")) else None
     if geometry is None:
         raise MapError(f"{name}: the map has no geometry. Save it with {_saving()}.")
-    return map_of(facts, torch.from_numpy(values)), geometry
+    try:
+        return map_of(facts, torch.from_numpy(values)), geometry
+    except MapError as error:
+        raise MapError(f"{name}: is damaged ({str(error).partition('.')[0]}). Make it again.") from error
 
 
 def pack_maps(maps: Iterable[tuple[str, AttentionMap, Geometry]]) -> bytes:
@@ -142,19 +153,19 @@ def load_maps(path: str | os.PathLike[str]) -> Iterator[tuple[str, AttentionMap,
     """
     shown = printable(os.fspath(path))
     try:
-        with tarfile.open(regular(Path(path)), "r:") as archive:
+        with _opened(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
                 stream, name = archive.extractfile(member), f"{shown}/{printable(member.name)}"
-                found = None if stream is None else _placed(schema.read(stream), name)
+                found = None if stream is None or schema.is_array(stream) else _placed(schema.read(stream), name)
                 if not isinstance(found, tuple):
-                    raise MapError(
-                        f"{name}: an array or a folder. Pass a file of {worded('visattn.maps.pack_maps', 'visattn batch --pack-maps')}."
-                    )
+                    raise MapError(f"{name}: an array or a folder. Pass a file of {_packing()}.")
                 yield (member.name.removesuffix(".npz"), *found)
     except MapError:
         raise
     except Exception as error:  # as in `load_map`, and of tarfile
-        raise MapError(f"{shown}: not a file of maps, or damaged ({first_line(error)}). Make it again.") from error
+        raise MapError(
+            f"{shown}: cannot be read as a file of maps ({first_line(error)}). Pass one of {_packing()}; load_map reads a single map."
+        ) from error
 
 
 def map_facts(attention_map: AttentionMap, geometry: Geometry | None) -> dict[str, Any]:
@@ -188,6 +199,10 @@ def layout_of(facts: schema.LayoutFacts) -> TokenLayout:
     """Build a layout from the result of `layout_facts`, which `schema` has checked."""
     box, holes = Box(*facts["box"]), tuple(facts.get("holes", ()))
     return TokenLayout(facts["space"], tuple(facts["prefix"]), tuple(facts["grid"]), box, holes)
+
+
+def _packing() -> str:
+    return worded("visattn.maps.pack_maps", "visattn batch --pack-maps")
 
 
 def _saving() -> str:

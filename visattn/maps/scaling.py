@@ -92,10 +92,12 @@ def value_range(
 
     Raises:
         OptionError: If `mode` is unknown.
-        MapError: If values are not finite, or lie outside [0, 1] in mode `none`.
+        MapError: If values are not finite, or lie outside [0, 1] in mode `none`, or there are none.
     """
     one_of(mode, get_args(Normalization), "normalization")
     grid = grid[~np.isnan(grid)] if holes else grid
+    if not grid.size:
+        raise MapError("a map to normalize must have values, got holes alone.")
     low, high = float(grid.min()), float(grid.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")

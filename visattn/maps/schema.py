@@ -116,8 +116,10 @@ def read(stream: IO[bytes]) -> tuple[Facts, NDArray[np.float32]] | NDArray[np.fl
         ValueError: If the file is neither, is too large, or holds facts of wrong types. Other errors of numpy, zipfile and the
             operating system are not caught.
     """
-    if stream.read(6) == np.lib.format.MAGIC_PREFIX:
+    if is_array(stream):
         return _array(stream, dimensions=2)
+    if stream.read(2) != b"PK":  # zipfile also reads an archive behind something else, such as the last file of a .tar
+        raise ValueError("it is neither an .npz nor an .npy file")
     with zipfile.ZipFile(stream) as archive:
         if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in archive.infolist()):
             raise ValueError("it is packed by a method that numpy does not write, whose size has no bound")
@@ -129,6 +131,13 @@ def read(stream: IO[bytes]) -> tuple[Facts, NDArray[np.float32]] | NDArray[np.fl
         check_places(facts)
         with archive.open("values.npy") as values:
             return facts, _array(values)
+
+
+def is_array(stream: IO[bytes]) -> bool:
+    """Check whether a file begins like an `.npy` file; it is then read from its beginning again."""
+    first = stream.read(6)
+    stream.seek(0)
+    return first == np.lib.format.MAGIC_PREFIX
 
 
 def _array(stream: IO[bytes], dimensions: int | None = None) -> NDArray[np.float32]:

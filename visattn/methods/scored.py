@@ -275,7 +275,7 @@ class CountingScore:
         if tuple(found.shape) != (len(pixels),):
             raise ShapeError(f"the score must be one number for each of {len(pixels)} images, got {tuple(found.shape)}.")
         if not bool(found.isfinite().all()):
-            raise ModelError("the score is NaN or infinite. Check the model's weights and input.")
+            raise ModelError("the score is NaN or infinite. Check the weights, the input and the target that give it.")
         return found
 
 

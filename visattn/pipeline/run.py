@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from visattn._support.checks import first_line
 from visattn._support.language import option, worded
 from visattn._support.modes import callers_autocast, callers_modes, evaluating, seeded
 from visattn._support.progress import progress
+from visattn._support.shortages import lacks_memory
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
@@ -225,16 +227,21 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
             raise ResourceError(_no_room(pixels)) from error
         if _is_ours(error):
             raise
-        first = first_line(error)
+        first = first_line(error).rstrip(".")
         where = _where(model, error) or type(model).__name__
-        remedy = _OF_INFERENCE if "nference tensor" in first else _remedy(model, prepared, error)
+        remedy = _remedy_of_inference(model, prepared) if "nference tensor" in first else _remedy(model, prepared, error)
         raise ModelError(f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {remedy}") from error
 
 
-_OF_INFERENCE = (
-    "The model holds tensors that were made under torch.inference_mode, through which PyTorch takes no gradient. Copy the model outside "
-    "of it: copy.deepcopy(model)."
-)
+def _remedy_of_inference(model: nn.Module, prepared: Prepared) -> str:
+    """Say which tensor was made under inference mode, through which PyTorch takes no gradient."""
+    under = "made under torch.inference_mode, through which PyTorch takes no gradient"
+    if any(tensor.is_inference() for tensor in chain(model.parameters(), model.buffers())):
+        return f"The model holds tensors that were {under}. Copy the model outside of it: copy.deepcopy(model)."
+    for name, value in prepared.inputs.items():
+        if isinstance(value, Tensor) and value.is_inference():
+            return f"The input {name} was {under}. Pass {name}.clone() instead."
+    return f"It uses a tensor {under}. Make it outside of it."
 
 
 def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
@@ -253,15 +260,6 @@ def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
         size = worded("img_size=(height, width)", "--img-size HxW")
         return f"The model does not state its input size, so it was assumed. If it is another, pass it: {size}."
     return "Check that the model runs on such pixels without visattn."
-
-
-_NO_MEMORY = "can't allocate memory", "out of memory"
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Check whether an error says that there is not enough memory."""
-    told = isinstance(error, RuntimeError) and any(text in first_line(error) for text in _NO_MEMORY)
-    return told or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 @contextmanager

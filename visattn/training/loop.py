@@ -54,7 +54,7 @@ from visattn.training.run.signals import asked_to_stop
 from visattn.training.tasks.table import task_of
 from visattn.training.tasks.task import Draw, Measured
 from visattn.training.testing import tested
-from visattn.training.trainer import Trainer
+from visattn.training.trainer import Trainer, calmer
 
 _LOOK = 16  # steps between fetches of the losses from a GPU, and between checks of all processes for a request to stop
 _SKIPPED = 10  # steps in a row that may have a nonfinite loss; after more, recovery is unlikely
@@ -214,8 +214,7 @@ class _Run:
         while progress.step < self.steps and not self._tired():
             parts = [next(batches) for _ in range(config.accumulate)]
             self._note_bad(parts)
-            with fitting(self.run, self.resumed):  # the optimizer's restored state is first read in the first step
-                loss = self.learner.learn(parts, progress.step)
+            loss = self.learner.learn(parts, progress.step, fitting(self.run, self.resumed))
             self.resumed = None
             self.recent.append((loss, [number for part in parts for number in part.numbers]))
             epoch = progress.seen // len(self.pictures)
@@ -283,9 +282,8 @@ class _Run:
             Log(self.run / listed).add(step=step, loss=str(value), numbers=numbers, pictures=names)
             if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
                 raise TrainingError(
-                    f"{printable(str(self.run))}: the loss is {value} near step {step}. The images are listed in {listed}, and "
-                    f"the last checkpoint is intact. Lower {option('lr')}, set {option('clip_grad')}, or pass "
-                    f"{option('nonfinite', 'skip')}."
+                    f"{printable(str(self.run))}: the loss is {value} near step {step}. The images are listed in {listed}. "
+                    f"{calmer(self.config)}"
                 )
         self.recent.clear()
 
@@ -413,8 +411,8 @@ class _Run:
             found = self.test(self.tests) if self.group.from_first(logged) else self._test_and_log()
         if not math.isfinite(found.loss):
             raise TrainingError(
-                f"{printable(str(self.run))}: the loss on the test images is {found.mean_loss}; the checkpoints are intact. "
-                f"Lower {option('lr')}, set {option('clip_grad')}, and start again in another folder{flag('output')}."
+                f"{printable(str(self.run))}: the loss on the test images is {found.mean_loss}. Check these images, or lower "
+                f"{option('lr')}, set {option('clip_grad')}, and start again in another folder{flag('output')}."
             )
         top5 = None if found.outcomes is None else top(found.outcomes, 5, len(self.task.classes))
         result = replace(self._result(found.accuracy, found.mean_loss), top5=top5)

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn.errors import OptionError, TrainingError
+from visattn.loading.weights import unbounded_buffers
 from visattn.training.batches import Batch
+from visattn.training.config import Recipe
 from visattn.training.optimizing import optimizer_of, rate_of, schedule_of
 from visattn.training.run.checkpoints import Tensors, pack, unpack
 from visattn.training.run.processes import Processes
@@ -43,6 +45,7 @@ class Trainer:
         self.task, self.config, self.group = task, config, group
         seed_all(seed_of(config.seed))
         model = task.build()
+        self._unbounded = unbounded_buffers(model)
         self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.model = _for_several(model, group).to(device=group.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = self._wrapped()
@@ -76,8 +79,10 @@ class Trainer:
         kind = _PRECISION.get(self.config.amp)
         return torch.autocast(self.group.device.type, dtype=kind, enabled=kind is not None)
 
-    def learn(self, parts: Sequence[Batch], step: int) -> Tensor:
+    def learn(self, parts: Sequence[Batch], step: int, stepping: AbstractContextManager[None]) -> Tensor:
         """Take optimizer step number `step` on this process's share of a batch. Return the mean loss, still on the device.
+
+        The optimizer, which first reads its restored state here, runs inside the context `stepping`.
 
         With `nonfinite="skip"`, a step whose gradients are not finite is skipped.
         """
@@ -96,7 +101,8 @@ class Trainer:
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         if self._usable():
-            self.scaler.step(self.optimizer)
+            with stepping:
+                self.scaler.step(self.optimizer)
             self.scaler.update()
             if self.average is not None:
                 self.average.update(self.model, step)
@@ -126,16 +132,16 @@ class Trainer:
         """Return the training state to save: JSON values and groups of tensors.
 
         Raises:
-            TrainingError: If a weight is NaN or infinite. Earlier checkpoints are better then.
+            TrainingError: If a weight is NaN or infinite, which was not so at the start. Earlier checkpoints are better then.
         """
-        broken = next((name for name, tensor in self.model.state_dict().items() if not tensor.isfinite().all()), None)
+        tensors = self.model.state_dict().items()
+        broken = next((name for name, tensor in tensors if name not in self._unbounded and not tensor.isfinite().all()), None)
         if broken:
             raise TrainingError(
-                f"{broken}: must hold finite numbers, got NaN or infinity although the loss was finite. The last checkpoint is intact. "
-                f"Lower {option('lr')}, set {option('clip_grad')}, or pass {option('nonfinite', 'skip')}."
+                f"{broken}: must hold finite numbers, got NaN or infinity although the loss was finite. {calmer(self.config)}"
             )
-        optimizer, tensors = pack(self.optimizer.state_dict())
-        groups = {"model": self.model.state_dict(), "optimizer": tensors}
+        optimizer, moments = pack(self.optimizer.state_dict())
+        groups = {"model": self.model.state_dict(), "optimizer": moments}
         if self.average is not None:
             groups["ema"] = self.average.module.state_dict()
         return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}, groups
@@ -152,6 +158,12 @@ class Trainer:
         self.scaler.load_state_dict(facts["scaler"])
         if self.average is not None:
             self.average.module.load_state_dict(groups.get("ema", groups["model"]))
+
+
+def calmer(config: Recipe) -> str:
+    """Say which settings keep a training finite."""
+    skip = "" if config.nonfinite == "skip" else f", or pass {option('nonfinite', 'skip')}"
+    return f"Lower {option('lr')}{',' if skip else ' or'} set {option('clip_grad')}{skip}."
 
 
 def _for_several(model: nn.Module, group: Processes) -> nn.Module:

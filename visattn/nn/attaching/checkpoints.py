@@ -16,6 +16,7 @@ from visattn.nn.attaching.layouts import LAYOUTS, OWN, Layout
 from visattn.nn.attaching.with_attention import WithAttention
 
 _SHOWN = 5
+_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 _COUNTS = "num_batches_tracked"  # torch adds it where an old checkpoint has none
 
 
@@ -69,16 +70,19 @@ def load_checkpoint(module: nn.Module, state: Mapping[str, Tensor], layout: str 
         )
     try:
         missing, unexpected = module.load_state_dict(given, strict=False)  # reported below in one line
-    except RuntimeError as problem:
+    except (RuntimeError, ValueError) as problem:
         raise WeightsError(f"{_kind(module)} refuses the checkpoint: {printable(' '.join(str(problem).split()))}") from problem
     parts = [
         f"{len(names)} {what}: {_listed(names)}" for what, names in (("missing", missing), ("unexpected", unexpected)) if names
     ]
     if parts:
-        raise WeightsError(
-            f"the checkpoint must have the tensors of {_kind(module)}, got {'; '.join(parts)}. Build it with the settings of "
-            "the checkpoint; docs/modules.md lists which fit."
+        prefix = next((wrapper for wrapper in _WRAPPERS if unexpected and all(key.startswith(wrapper) for key in given)), "")
+        fix = (
+            f"Remove the prefix '{prefix}' from its names"
+            if prefix
+            else "Build it with the settings of the checkpoint; docs/modules.md lists which fit"
         )
+        raise WeightsError(f"the checkpoint must have the tensors of {_kind(module)}, got {'; '.join(parts)}. {fix}.")
 
 
 def translate(module: nn.Module, state: Mapping[str, Tensor], layout: str | None = None) -> dict[str, Tensor]:

@@ -148,7 +148,9 @@ def _check_options(model: nn.Module, init: str | float, layout: str) -> None:
             f"the model must not be wrapped or compiled yet, got {kind}, which would miss the attention. Attach first."
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(f"the model must be a Python module, got {kind}, whose code is fixed. Attach first.")
+        raise ModelError(
+            f"the model must be a Python module, got {kind}, whose code is fixed. Attach first, then use torch.jit.trace."
+        )
     if isinstance(init, (int, float)):
         if not math.isfinite(init):
             raise OptionError(f"init must be a name or a finite number, got {init!r}. 0 changes nothing at first.")

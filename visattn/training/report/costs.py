@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from visattn._support.checks import first_line
 from visattn.errors import UnsupportedModel
 
 
@@ -45,6 +46,6 @@ def cost(model: nn.Module, shape: tuple[int, int, int]) -> Cost:
     except Exception as error:
         raise UnsupportedModel(
             f"counting needs a network that takes images of {shape} and runs on PyTorch's meta device, got {type(model).__name__}: "
-            f"{error}. Give the image size of the network. Its control flow must not depend on tensor values."
+            f"{first_line(error).rstrip('.')}. Give the image size of the network. Its control flow must not depend on tensor values."
         ) from error
     return Cost(sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops() // 2)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from visattn._support.checks import printable, whole_number
-from visattn.errors import ModelError, OptionError, VisattnError
+from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 
 Result = TypeVar("Result")
 
@@ -93,6 +93,7 @@ def processes(device: str) -> Iterator[Processes]:
     Raises:
         OptionError: If the name of the device or an environment variable of `torchrun` is invalid, or the processes cannot connect.
         ModelError: If the device does not work on this machine.
+        ResourceError: If its memory is full.
     """
     world = _told("WORLD_SIZE", "1", 1, 2**16)
     rank = _told("RANK", "0", 0, world - 1)
@@ -142,8 +143,10 @@ def _device(name: str, local: int | None) -> torch.device:
         place = torch.device("cuda", local)
     try:
         torch.zeros(1, device=place).cpu()  # fails for missing devices and for the meta device
+    except torch.OutOfMemoryError as error:
+        raise ResourceError(f"out of memory on {place}; free some of it, or choose another device.") from error
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ModelError(f"device '{place}' does not work on this machine. Choose cpu, or auto.") from error
+        raise ModelError(f"device '{place}' does not work on this machine. Choose cpu.") from error
     if place.type == "cuda":
         torch.cuda.set_device(place)
     return place

@@ -83,8 +83,8 @@ class Captioning(Task):
         known = (caption for index in range(len(self.pictures)) for caption in self.pictures.captions(index))
         vocabulary = Vocabulary.of(known, config.min_count)
         self.targets: Words = Words(vocabulary, config.max_length)
-        for pictures in (self.pictures, self.tests):
-            self._check(pictures)
+        for pictures, part in zip((self.pictures, self.tests), get_args(Split), strict=True):
+            self._check(pictures, part)
         channels = 3 if config.weights != "none" or config.model.startswith("tv:") else self.pictures.channels
         channels = channels if self.run is None else self.run.channels
         mean, std = moments_of(config, self.pictures, channels, self.run)
@@ -118,7 +118,7 @@ class Captioning(Task):
         root = Path(config.root) if config.root else None
         return load_captions(config.data, part, root=root, count=count or None, size=scenes_size(config))
 
-    def _check(self, pictures: CaptionDataset) -> None:
+    def _check(self, pictures: CaptionDataset, part: Split) -> None:
         """Check that every image has a caption of at most `max_length` words, and that at least one of the words is known."""
         known = False
         for index in range(len(pictures)):
@@ -130,9 +130,11 @@ class Captioning(Task):
                 )
             known = known or any(set(self.targets.vocabulary.encode(caption)[:-1]) - {UNKNOWN} for caption in captions)
         if not known:
+            fewest = self.config.min_count
+            often, fix = (f"{fewest} times or more ", f"Lower {option('min_count')}, or check") if fewest > 1 else ("", "Check")
             raise DataError(
-                f"{printable(self.config.data)}: no word of the test captions occurs in the training captions. Check that "
-                "both have the same language."
+                f"{printable(self.config.data)}: no word of the {part} captions occurs {often}in the training captions. "
+                f"{fix} that both have the same language."
             )
 
     @property
