@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What was found out about a model is found out again once what it depends on has changed."""
+"""Memory of what was found out about models: it is forgotten once what it depends on has changed."""
 
 from __future__ import annotations
 
