@@ -242,11 +242,10 @@ def _listed(file: Path, line: str, number: int) -> Named:
     else:
         path = file.parent / line  # which drops the `./` of `./photo:x`
         image = Named(f"./{path}" if path.parts and ":" in path.parts[0] else str(path), Path(path.name))
-    fault, fix = "names no file", "Correct the line."
-    if image.name.name:
-        fault, fix = fault_of(image.name.name), "Rename the file, and correct the line."
+    fault = fault_of(image.name.name) if image.name.name else "names no file"
     if fault is None:
         return image
+    fix = "Rename the file, and correct the line." if image.name.name else "Correct the line."
     shown = f"{line[:_SHOWN]}..." if len(line) > _SHOWN else line
     error = ImageError(f"{printable(str(file))}, line {number}: '{printable(shown)}' {fault}. {fix}")
     return refused(f"{file}, line {number}", error)
