@@ -56,7 +56,7 @@ def png(path: Path) -> Path:
 def test_an_archive_without_photos(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("notes.txt", "nothing")
-    with pytest.raises(ImageError, match=r"a\.zip: no photos \(.*JPEG.*\) in this archive. Pass another"):
+    with pytest.raises(ImageError, match=r"a\.zip: no visible photos \(.*JPEG.*\) in this archive. Pass another"):
         archives.in_archive(tmp_path / "a.zip")
     with zipfile.ZipFile(tmp_path / "a.zip", "a") as archive:
         archive.write(png(tmp_path / "p.png"), "p.png")
@@ -74,7 +74,7 @@ def test_a_member_of_an_archive_that_is_gone(tmp_path: Path) -> None:
 def test_a_remote_folder_without_photos_or_behind_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     files = fsspec.filesystem("memory")
     files.pipe("/messages/notes.txt", b"nothing")
-    with pytest.raises(ImageError, match=r"memory://messages: no photos \(\.png\) there. Check the address"):
+    with pytest.raises(ImageError, match=r"memory://messages: no visible photos \(\.png\) there. Check the address"):
         remote.remote_files("memory://messages", [".png"])
     files.pipe("/messages/p.png", b"content")
     (image,) = remote.remote_files("memory://messages", [".png"])
@@ -127,7 +127,9 @@ def test_a_folder_without_classes_cannot_be_split(tmp_path: Path) -> None:
 
 
 def test_a_captioner_too_large_to_be_built() -> None:
-    with pytest.raises(UnsupportedModel, match=r"the captioner cannot be built .* Choose a smaller embed_dim and hidden_dim"):
+    with pytest.raises(
+        UnsupportedModel, match=r"the captioner cannot be built .* Choose a smaller embed_dim, hidden_dim and attention_dim"
+    ):
         plan(hidden_dim=2**40).build()
     assert isinstance(plan().build(), nn.Module)
 
@@ -135,7 +137,10 @@ def test_a_captioner_too_large_to_be_built() -> None:
 def test_an_intervention_without_images() -> None:
     model = nn.Sequential(nn.Embedding(5, 8))
     with (
-        pytest.raises(CaptureError, match=r"the model was given no images. Pass pixels of shape \(B, C, H, W\)"),
+        pytest.raises(
+            CaptureError,
+            match=r"the model was given no floating-point tensor of shape \(B, C, H, W\) as argument. Pass such pixels",
+        ),
         visattn.intervene(model, "*", scale=0.0),
     ):
         model(torch.arange(3))

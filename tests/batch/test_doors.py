@@ -498,7 +498,7 @@ def test_names_of_the_journal_are_no_names_of_images(name: str, place: Path, run
     for kept in (0, 1):
         code, _, err = run("batch", *inputs, *MODEL, "--batch-size", "1", "-o", "out")
         assert code == 1, err
-        assert "its name is that of the journal of a run. Rename it." in err
+        assert f"the name {Path(name).parts[0]} is kept for journals of runs. Rename that folder or archive." in err
         assert ("1 from an earlier run" in err) == bool(kept)
     assert sorted(path.name for path in (place / "out").iterdir()) == ["good.rollout.png", "journal.jsonl"]
 

@@ -59,7 +59,7 @@ def test_lists_of_addresses(bucket: str, tmp_path: Path) -> None:
     ("address", "message"),
     [
         ("memory://bucket/none", "cannot be read"),
-        ("memory://bucket/more/*.webp", "no photos"),
+        ("memory://bucket/more/*.webp", "no visible photos"),
         ("s3://bucket/a.png", "s3fs"),
         ("nonsense://bucket", "nonsense"),
     ],

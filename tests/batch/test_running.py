@@ -378,7 +378,7 @@ def test_a_path_that_cannot_be_leaves_the_other_images(model: Any, photos: Path,
     (out / "b").write_text("a file where a folder should be")
     assert go(model, items, out, told=entries.append) == Outcome(2, 0, 1)
     assert [entry.error.partition(": ")[2] for entry in entries if entry.error] == [
-        "cannot be written (file exists). Rename the image."
+        "is no folder. Remove it, or choose another folder."
     ]
     (out / "b").unlink()
     assert go(model, items, out) == Outcome(3, 0, 0)

@@ -361,4 +361,4 @@ def test_a_forward_pass_without_an_image_is_recorded_without_positions() -> None
             model(input_ids=torch.tensor([[1, 2]]))
     assert [record.forward for record in recording] == [0, 1, 2, 3]
     assert recording[0].reason is None
-    assert {record.reason for record in recording[1:]} == {"the model received no image in this forward pass"}
+    assert {record.reason for record in recording[1:]} == {"the model received no floating-point image in this forward pass"}

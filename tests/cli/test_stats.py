@@ -246,7 +246,7 @@ def test_bad_photo_is_reported_and_skipped(run: Run, photos: Path) -> None:
     [
         (lambda folder: None, "no such folder; check the path"),
         (lambda folder: folder.write_text("x"), "a file, not a folder; pass the folder that contains it"),
-        (lambda folder: folder.mkdir(), "no photos (PNG, JPEG, "),
+        (lambda folder: folder.mkdir(), "no visible photos (PNG, JPEG, "),
         (lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("x")), "in this folder or its subfolders"),
         (lambda folder: (folder.mkdir(), (folder / "a.png").write_text("x")), "not an image (starts with 'x')"),
     ],

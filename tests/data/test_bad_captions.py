@@ -131,7 +131,7 @@ def test_empty_hash_split_is_refused(tmp_path: Path) -> None:
     [
         (
             {"categories": [], "questions": []},
-            r"must be JSONL .*; got the keys categories, questions\. Convert it to one of these\.",
+            r"must be JSONL .*; got the keys categories, questions\. Convert it to one of these, or correct its ending\.",
         ),
         ([{"image": "a.png"}], r"got a list\."),
         ({}, r"got no keys\."),
@@ -190,7 +190,10 @@ def test_truncated_json_is_refused(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", r"a\.txt: must hold captions, got none\."),
-        ("a dog runs\n", r"a\.txt: must be JSONL .*; got a file that begins with \"a dog runs\"\. Convert it to one of these\."),
+        (
+            "a dog runs\n",
+            r"a\.txt: must be JSONL .*; got a file that begins with \"a dog runs\"\. Convert it .*, or correct its ending\.",
+        ),
         ("x" * 1000, r"begins with \"x{39}\.\.\.\. Convert"),
         (
             "a.png#0\ta dog\nb.png\ta cat\n",
@@ -218,7 +221,10 @@ def test_damaged_or_unrelated_text_is_refused(tmp_path: Path, text: str, message
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "mark"])
 def test_bytes_that_are_not_utf_8_are_refused_with_their_line_number(tmp_path: Path, mark: bytes) -> None:
     (tmp_path / "a.token").write_bytes(mark + "a.png#0\ta dog ü\n".encode() + b"b.png#0\ta caf\xe9\n")
-    refused(tmp_path / "a.token", r"a\.token, line 2: must be UTF-8, got the byte 0xe9\. Save the file as UTF-8\.")
+    refused(
+        tmp_path / "a.token",
+        r"a\.token, line 2: must be UTF-8, got the byte 0xe9\. Save the text as UTF-8, or pass another file\.",
+    )
 
 
 def test_flickr8k_needs_both_split_lists_without_shared_images(tmp_path: Path) -> None:

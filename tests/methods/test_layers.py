@@ -94,7 +94,7 @@ def test_data_that_was_not_recorded_is_refused() -> None:
 
 def test_an_input_that_is_not_an_image_is_refused() -> None:
     model = nn.Linear(3, 3)
-    with pytest.raises(CaptureError, match="the model was given no images"), visattn.capture(model):
+    with pytest.raises(CaptureError, match="the model was given no floating-point tensor"), visattn.capture(model):
         model(torch.zeros(2, 3))
 
 

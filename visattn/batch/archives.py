@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import tarfile
 import zipfile
@@ -12,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
-from visattn._support.outside import fault_of, relative
+from visattn._support.outside import LONGEST, fault_of, relative
 from visattn.batch.items import Content, Named, refused
 from visattn.errors import ImageError
 from visattn.images import FORMATS
@@ -40,21 +41,31 @@ def in_archive(file: Path, wanted: Callable[[str], bool] = lambda name: True, ki
     Raises:
         ImageError: If there are none, or the file cannot be opened.
     """
+    _facts(file)
     members = _Members(file, wanted)
     images = list(_of_tar(file, members) if (kind or file.suffix[1:].lower()) == "tar" else _of_zip(file, members))
+    if not images and members.others:
+        raise ImageError(f"{printable(str(file))}: none of its {members.others} photos fits the address. Check the address.")
     if not images:
-        raise ImageError(f"{printable(str(file))}: no photos ({', '.join(FORMATS)}) in this archive. Pass another.")
+        raise ImageError(f"{printable(str(file))}: no visible photos ({', '.join(FORMATS)}) in this archive. Pass another.")
     counts = Counter(image.source for image in images)
     return [
         image
         if counts[image.source] == 1
-        else refused(image.source, _remade(image.source, f"is in the archive {counts[image.source]} times"))
+        else refused(image.source, _remade(image.source, f"is in the archive {counts[image.source]} times", "with it once"))
         for image in images
     ]
 
 
-def _remade(source: str, fault: str) -> ImageError:
-    return ImageError(f"{printable(source)}: {fault}. Make the archive again without it.")
+def _facts(file: Path) -> os.stat_result:
+    try:
+        return regular(file).stat()
+    except (OSError, ValueError) as error:
+        raise _out_of_reach(printable(str(file)), error) from error
+
+
+def _remade(source: str, fault: str, how: str = "without it") -> ImageError:
+    return ImageError(f"{printable(source)}: {fault}. Make the archive again {how}.")
 
 
 class _Members:
@@ -62,31 +73,36 @@ class _Members:
 
     Attributes:
         count: Their number so far.
+        others: Number of photos so far that are not wanted.
     """
 
     def __init__(self, file: Path, wanted: Callable[[str], bool]) -> None:
         self._file, self._wanted, self._endings = file, wanted, endings_of_photos()
-        self.count = 0
+        self.count = self.others = 0
 
-    def is_photo(self, name: str) -> bool:
-        path = PurePosixPath(name[-_SHOWN:])
-        return path.suffix.lower() in self._endings and not path.name.startswith(".") and self._wanted(name)
+    def holds(self, name: str) -> bool:
+        path = PurePosixPath(name[-LONGEST:])
+        is_photo = path.suffix.lower() in self._endings and not path.name.startswith(".")
+        is_wanted = is_photo and self._wanted(name)
+        self.others += is_photo and not is_wanted
+        return is_wanted
 
     def admitted(self, name: str, fault: str | None) -> tuple[str, Path, ImageError | None]:
         """Return source and name of a member, and the error if it is refused."""
         fault = fault or (f"its name {why}" if (why := fault_of(name)) else None)
         self.count += 1
-        source = f"{self._file}/{name if len(name) <= _SHOWN else f'...{name[-_SHOWN:]}'}"
+        source = _source(self._file, name)
         if fault is None:
             return source, Path(self._file.stem, *relative(name).parts), None
         return source, Path(), _remade(source, fault)
 
 
-_SHOWN = 300  # letters of a name in messages
+def _source(file: Path, name: str) -> str:
+    """Return the source of a member; a name that is cut here is too long to be read."""
+    return f"{file}/{name if len(name) <= LONGEST else f'...{name[-LONGEST:]}'}"
 
 
 def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
-    shown = printable(str(file))
     places: dict[str, int] = {}
     links: dict[str, str] = {}  # names of hard links, and the members that they name, also along a chain
     position = None
@@ -98,7 +114,7 @@ def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
                 position = archive.offset
                 if member.isreg():
                     places[member.name] = member.offset
-                if member.isdir() or not members.is_photo(member.name):
+                if member.isdir() or not members.holds(member.name):
                     continue
                 target = member.linkname if member.islnk() else member.name
                 target = links.get(target, target)
@@ -111,11 +127,20 @@ def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
         whole = _ends(file, position)
     except Exception as error:  # tarfile raises many types for damaged headers
         if position is None and not members.count:
-            raise ImageError(f"{shown}: is no tar file, or damaged ({first_line(error)}). Make it again.") from error
+            unlisted = _unlisted(file, "tar", error)
+            raise unlisted from error
         whole = False
     if not whole:  # tarfile itself takes a damaged header for the end
+        shown = printable(str(file))
         damaged = ImageError(f"{shown}: is damaged, or cut off, after {members.count} images. Make it again.")
         yield refused(str(file), damaged)
+
+
+def _unlisted(file: Path, kind: str, error: Exception) -> ImageError:
+    shown = printable(str(file))
+    if isinstance(error, OSError) and error.errno is not None:
+        return _out_of_reach(shown, error)
+    return ImageError(f"{shown}: is no {kind} file, or damaged ({first_line(error)}). Make it again.")
 
 
 def _ends(file: Path, position: int) -> bool:
@@ -148,9 +173,10 @@ def _of_zip(file: Path, members: _Members) -> Iterator[Named]:
     try:
         infos = _opened(file).infolist()
     except Exception as error:
-        raise ImageError(f"{printable(str(file))}: is no zip file, or damaged ({first_line(error)}). Make it again.") from error
+        unlisted = _unlisted(file, "zip", error)
+        raise unlisted from error
     for number, info in enumerate(infos):
-        if info.is_dir() or not members.is_photo(info.orig_filename):
+        if info.is_dir() or not members.holds(info.orig_filename):
             continue
         fault = _fault_of_member(info)
         source, name, why = members.admitted(info.orig_filename, fault)
@@ -171,8 +197,8 @@ def _zip_member(file: Path, number: int, name: str, max_bytes: int) -> bytes:
     shown = f"{printable(str(file))}/{printable(name)}"
     try:
         archive = _opened(file)
-        info = archive.infolist()[number]
-        if info.filename != name:
+        info = next(iter(archive.infolist()[number:]), None)
+        if info is None or info.filename != name:
             raise ImageError(f"{shown}: is not there any more. Run the command again.")
         if info.file_size > max_bytes:
             raise too_large(shown, max_bytes)
@@ -201,12 +227,8 @@ def named_member(file: Path, name: str, kind: str, max_bytes: int) -> bytes:
     Raises:
         ImageError: If there is none, there are several, or it cannot be read.
     """
-    try:
-        facts = regular(file).stat()
-    except (OSError, ValueError) as error:
-        unread = _unread(printable(str(file)), error)
-        raise unread from error
-    content = _by_name(file, kind, facts.st_ino, facts.st_mtime_ns, facts.st_size).get(f"{file}/{name}")
+    facts = _facts(file)
+    content = _by_name(file, kind, facts.st_ino, facts.st_mtime_ns, facts.st_size).get(_source(file, name))
     if content is None:
         raise ImageError(f"{printable(str(file))}/{printable(name)}: is no photo of this archive. Check the line.")
     read = content(max_bytes)
@@ -221,5 +243,9 @@ def _by_name(file: Path, kind: str, *_facts: int) -> dict[str, Content]:
 
 def _unread(shown: str, error: Exception) -> ImageError:
     if isinstance(error, OSError) and error.errno is not None:
-        return ImageError(f"{shown}: cannot be read ({(error.strerror or str(error)).lower()}). Check the archive.")
+        return _out_of_reach(shown, error)
     return ImageError(f"{shown}: cannot be read ({first_line(error) or type(error).__name__}). Make the archive again.")
+
+
+def _out_of_reach(shown: str, error: OSError | ValueError) -> ImageError:
+    return ImageError(f"{shown}: cannot be read ({(getattr(error, 'strerror', None) or str(error)).lower()}). Check the archive.")

@@ -18,8 +18,8 @@ from visattn.images.loading import too_large
 WILD = "*?["
 LOCAL = "file", "local"
 STORES = (  # others keep copies on this machine, or evaluate what they read: `reference` runs the templates of its file
-    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "hdfs", "webhdfs", "ftp", "sftp", "ssh", "smb"),
-    *("webdav", "webdavs", "github", "http", "https", "memory", "zip", *LOCAL),  # `tar` only on this machine, see `local_archive`
+    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "hf", "hdfs", "webhdfs", "ftp", "sftp", "ssh", "smb"),
+    *("github", "http", "https", "memory", "zip", *LOCAL),  # `tar` only on this machine, see `local_archive`
 )
 
 
@@ -78,7 +78,7 @@ def remote_files(address: str, endings: Collection[str]) -> list[Named]:
     except Exception as error:  # each file system raises its own
         raise ImageError(f"{shown}: cannot be read ({type(error).__name__}: {first_line(error)}). Check the address.") from error
     if not names:
-        raise ImageError(f"{shown}: no photos ({', '.join(sorted(endings))}) there. Check the address.")
+        raise ImageError(f"{shown}: no visible photos ({', '.join(sorted(endings))}) there. Check the address.")
     return [_named(files.unstrip_protocol(file), names[file], partial(_content, files, file)) for file in sorted(names)]
 
 
@@ -114,17 +114,21 @@ def _opened(address: str) -> tuple[Any, str]:
             scheme, mark = link, "://"
         if mark and scheme.lower() not in STORES:
             raise ImageError(
-                f"{printable(address)}: '{printable(scheme)}' is not a file system that is read here. Known: {', '.join(STORES)}."
+                f"{printable(address)}: '{printable(scheme)}' is not a file system that is read here. Known: {', '.join(STORES)}, and "
+                "tar://NAME::FILE for a local file."
             )
         if link != address and (not mark or scheme.lower() in LOCAL):
             _check_local(Path(path if mark else link), address)
     try:
         files, path = fsspec.core.url_to_fs(address)
     except ImportError as error:
-        raise ImageError(f"{printable(address)}: {first_line(error)}, for example with pip.") from error
+        cause = first_line(error)
+        how = ", for example with pip" if "install" in cause.lower() else ""
+        raise ImageError(f"{printable(address)}: {cause}{how}.") from error
     except Exception as error:  # each file system raises its own
+        cause = first_line(error) or type(error).__name__
         raise ImageError(
-            f"{printable(address)}: cannot be opened ({first_line(error) or type(error).__name__}). Check the address."
+            f"{printable(address)}: cannot be opened ({cause}). Check the address, and that fsspec alone opens it."
         ) from error
     return files, path
 

@@ -93,8 +93,9 @@ def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) 
 def _without_ours(image: Named) -> Named:
     """Refuse an image whose results would lie in place of the journal, or in its folder of unfinished files."""
     if image.name.parts and any(fnmatch(image.name.parts[0], pattern) for pattern in (FILES, SPARE)):
-        error = ImageError(f"{printable(image.source)}: its name is that of the journal of a run. Rename it.")
-        return refused(image.source, error)
+        first, *inner = image.name.parts
+        kept = f"{printable(image.source)}: the name {printable(first)} is kept for journals of runs"
+        return refused(image.source, ImageError(f"{kept}. Rename {'that folder or archive' if inner else 'it'}."))
     return image
 
 
@@ -117,7 +118,17 @@ def _of(given: str, but: Path | None) -> list[Named]:
         return [Named(given, Path(name))]
     if any(letter in given for letter in WILD):
         return _fitting(given, None if but is None else but.resolve())
-    raise ImageError(f"{printable(given)}: no such file; check the path")
+    raise _absent(given)
+
+
+def _absent(given: str) -> ImageError:
+    try:
+        os.lstat(given)
+    except PermissionError as error:
+        return _unread(error)
+    except (OSError, ValueError):
+        pass
+    return ImageError(f"{printable(given)}: no such file; check the path")
 
 
 def _fitting(pattern: str, but: Path | None) -> list[Named]:
@@ -125,7 +136,8 @@ def _fitting(pattern: str, but: Path | None) -> list[Named]:
     files = [file for file in files if not is_folder(file) and (but is None or but not in file.resolve().parents)]
     if not files:
         raise ImageError(
-            f"{printable(pattern)}: no file fits this pattern, apart from the output folder. Check the path, and quote the pattern."
+            f"{printable(pattern)}: found no file for this pattern, apart from the output folder. Check the path and its permissions, and "
+            "quote the pattern."
         )
     return [image for file in files for image in _attempted(file)]
 
@@ -147,7 +159,7 @@ def _of_file(path: Path) -> list[Named]:
         return in_archive(path)
     if path.name.lower().endswith(PACKED):
         raise ImageError(
-            f"{printable(str(path))}: is compressed, so its images cannot be read one by one. Unpack it to a .tar file."
+            f"{printable(str(path))}: is compressed by its name, so its images cannot be read one by one. Unpack it to a .tar file."
         )
     return [Named(str(path), Path(path.name))]
 
@@ -158,7 +170,10 @@ def _in_folder(folder: Path, but: Path | None) -> list[Named]:
         raise ImageError(f"{name}: is the output folder too. Choose another{flag('output')}.")
     files, unread = photos_in(folder, but)
     if not files and not unread:
-        raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another.")
+        apart = "" if but is None else ", apart from the output folder"
+        raise ImageError(
+            f"{name}: no visible photos ({', '.join(FORMATS)}) in this folder or its subfolders{apart}. Pass another."
+        )
     return [
         *(Named(str(file), file.relative_to(folder)) for file in files),
         *(refused(str(error.filename), _unread(error)) for error in unread),
@@ -167,14 +182,14 @@ def _in_folder(folder: Path, but: Path | None) -> list[Named]:
 
 def _unread(error: OSError) -> ImageError:
     reason = (error.strerror or str(error)).lower()
-    return ImageError(f"{printable(str(error.filename))}: cannot be read ({reason}). Check its permissions.")
+    return ImageError(f"{printable(str(error.filename))}: cannot be read ({reason}). Check its path and permissions.")
 
 
 def _in_list(file: Path) -> list[Named]:
     shown = printable(str(file))
     lines = [line.strip() for line in _lines(file, shown)]
     if not any(lines):
-        raise ImageError(f"{shown}: lists no images. Write a path on each line.")
+        raise ImageError(f"{shown}: lists no images. Write a path on each line, in a CSV file into the column of images.")
     return [_attempted_line(file, line, number) for number, line in enumerate(lines, start=1) if line]
 
 
@@ -192,8 +207,11 @@ def _lines(file: Path, shown: str) -> list[str]:
     try:
         with regular(file).open(encoding="utf-8-sig", newline="") as stream:
             text = stream.read(_LARGEST_LIST + 1)
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ImageError(f"{shown}: cannot be read as text ({first_line(error)}). Save it as UTF-8.") from error
+    except OSError as error:
+        unread = _unread(error)
+        raise unread from error
     if len(text) > _LARGEST_LIST:
         raise ImageError(f"{shown}: has more than {_LARGEST_LIST / 1e6:,.0f} MB. Pass several lists.")
     if file.suffix.lower() != ".csv":
@@ -224,11 +242,12 @@ def _listed(file: Path, line: str, number: int) -> Named:
     else:
         path = file.parent / line  # which drops the `./` of `./photo:x`
         image = Named(f"./{path}" if path.parts and ":" in path.parts[0] else str(path), Path(path.name))
-    fault = "names no file" if not image.name.name else fault_of(image.name.name)
+    fault = fault_of(image.name.name) if image.name.name else "names no file"
     if fault is None:
         return image
+    fix = "Rename the file, and correct the line." if image.name.name else "Correct the line."
     shown = f"{line[:_SHOWN]}..." if len(line) > _SHOWN else line
-    error = ImageError(f"{printable(str(file))}, line {number}: '{printable(shown)}' {fault}. Correct the line.")
+    error = ImageError(f"{printable(str(file))}, line {number}: '{printable(shown)}' {fault}. {fix}")
     return refused(f"{file}, line {number}", error)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from visattn._support.checks import first_line, printable
-from visattn._support.files import refusal, write_whole
+from visattn._support.files import exists, is_folder, refusal, write_whole
 from visattn._support.language import flag
 from visattn._support.shortages import lacks_memory
 from visattn._support.threads import pool
@@ -283,7 +283,7 @@ def sample_anew(model: nn.Module, item: Item, asked: Asked) -> Sequence[float | 
     return sample_of(explain_prepared(model, prepared, asked.question, seed=asked.seed))
 
 
-def _made(one: _Answered, files: Iterable[str], wanted: Wanted) -> tuple[dict[str, bytes], tuple[str, ...]]:
+def _made(one: _Answered, files: Mapping[str, str], wanted: Wanted) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Return the content of the files of an image, and warnings.
 
     Raises:
@@ -291,8 +291,9 @@ def _made(one: _Answered, files: Iterable[str], wanted: Wanted) -> tuple[dict[st
     """
     answer = one.answer
     assert isinstance(answer, Explanation)  # noqa: S101
-    most = _LONGEST - len(f".{wanted.kind}.png".encode())
-    if len(os.fsencode(Path(one.read.item.name).name)) > most:
+    longest = max((_bytes_of_name(file) for file in files.values()), default=0)
+    if longest > _LONGEST:
+        most = _bytes_of_name(one.read.item.name) - (longest - _LONGEST)
         raise ImageError(f"its name is too long for files that are named by it. Rename it to at most {most} bytes.")
     found: dict[str, bytes] = {}
     provenance = answer.provenance
@@ -305,6 +306,10 @@ def _made(one: _Answered, files: Iterable[str], wanted: Wanted) -> tuple[dict[st
         if one.view is not None:
             found["study"] = content([one.view])
     return found, tuple(provenance.warnings)
+
+
+def _bytes_of_name(file: str) -> int:
+    return len(os.fsencode(Path(file).name))
 
 
 def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: Wanted, spare: Path) -> list[Entry]:
@@ -347,6 +352,10 @@ def _put(folder: Path, file: str, data: bytes, spare: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(spare, path)
     except OSError as error:
+        blocking = next((part for part in path.parents if exists(part) and not is_folder(part)), None)
+        if blocking is not None:
+            where = printable(str(blocking))
+            raise ImageError(f"{where}: is no folder. Remove it, or choose another folder{flag('output')}.") from error
         if error.errno in _OF_THE_PATH:
             cause = (error.strerror or str(error)).lower()
             raise ImageError(f"{printable(str(path))}: cannot be written ({cause}). Rename the image.") from error

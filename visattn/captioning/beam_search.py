@@ -115,7 +115,7 @@ def search_all(
 
     Raises:
         OptionError: If `beam_size` or `max_length` is below 1.
-        ModelError: If the model returns NaN for every word.
+        ModelError: If the model returns NaN or -inf for every word.
 
     Reference:
         Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044, and the authors' code. Differs: that code also generates unknown
@@ -157,7 +157,9 @@ def search_all(
         if nothing[picture]:
             found[picture].append(hypothesis)
     if not all(found):
-        raise ModelError("the captioner must give log-probabilities, got NaN for every word. Check its weights and the images.")
+        raise ModelError(
+            "the captioner must give log-probabilities, got NaN or -inf for every word. Check its weights and the images."
+        )
     ranked = [sorted(hypotheses, key=lambda one: -one.score) for hypotheses in found]
     return [hypotheses[:1] for hypotheses in ranked] if best_only else ranked
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.feature_extraction import create_feature_extractor
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 from visattn._support.checks import printable, whole_number
-from visattn._support.language import flag, option, worded
+from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families.feature_maps import last_feature_map
@@ -55,7 +55,9 @@ class FeatureMap(nn.Module):
             return
         name = layer or last_feature_map(model, channels, size)
         if name is None:
-            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN or a timm model, or name a {option('layer')}.")
+            raise UnsupportedModel(
+                f"{kind}: no feature map was found in it. Name its {option('layer')}, or choose another CNN or a timm model."
+            )
         module, call = split_call(name)
         if module not in dict(model.named_modules()):
             listed = worded("model.named_modules() lists them", "`visattn inspect` lists them")
@@ -64,9 +66,8 @@ class FeatureMap(nn.Module):
             self.model = create_feature_extractor(model, {f"{module}_{call}" if call else module: _MAP})
         except Exception as error:  # torch.fx may raise anything that the model's code raises
             cause = (str(error) or type(error).__name__).splitlines()[0]
-            raise UnsupportedModel(
-                f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another {option('layer')}."
-            ) from error
+            other = option("layer") if _is_traceable(model) else "model"
+            raise UnsupportedModel(f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another {other}.") from error
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the feature map `(B, channels, rows, columns)` of images `(B, C, H, W)`."""
@@ -113,14 +114,15 @@ def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
         cause = (str(error) or type(error).__name__).splitlines()[0]
         raise UnsupportedModel(f"{name}: gives no map at {blueprint.size[0]} x {blueprint.size[1]} pixels ({cause}).") from error
     if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel is the score of the one class
+        larger = f", or enlarge {option('img_size')}" if maps.ndim == 4 and maps.shape[1] > 1 else ""
         raise UnsupportedModel(
             f"{name}: must give a feature map (B, channels, rows, columns) with two channels and two cells or more, got "
-            f"{tuple(maps.shape)}. Name an earlier {option('layer')}, or enlarge {option('img_size')}."
+            f"{tuple(maps.shape)}. Name an earlier {option('layer')}{larger}."
         )
     if _apart(maps.shape[1:3], blueprint.size) < _apart(maps.shape[2:], blueprint.size):
         raise UnsupportedModel(
-            f"{name}: must give a feature map (B, channels, rows, columns), got {tuple(maps.shape)} with channels last. Name a layer after "
-            f"their permutation{flag('layer')}."
+            f"{name}: must give a feature map (B, channels, rows, columns), got {tuple(maps.shape)}, whose cells are closer to square with "
+            f"channels last. Name another {option('layer')}, or choose another model."
         )
     parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True) if parameters else ()
@@ -155,6 +157,14 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
             touched |= (reach[0] != 0).any(0)
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
     return (down[-1] - down[0] + 1, across[-1] - across[0] + 1) if down else (0, 0)
+
+
+def _is_traceable(model: nn.Module) -> bool:
+    try:
+        get_graph_node_names(model)
+    except Exception:  # torch.fx may raise anything that the model's code raises
+        return False
+    return True
 
 
 def _apart(grid: Sequence[int], size: tuple[int, int]) -> float:

@@ -117,7 +117,8 @@ class CaptionerBlueprint:
         except RuntimeError as error:
             cause = printable((str(error) or type(error).__name__).splitlines()[0])
             raise UnsupportedModel(
-                f"the captioner cannot be built ({cause}). Choose a smaller {option('embed_dim')} and {option('hidden_dim')}."
+                f"the captioner cannot be built ({cause}). Choose a smaller {option('embed_dim')}, {option('hidden_dim')} and "
+                f"{option('attention_dim')}."
             ) from error
 
     def _around(self, made: torch.nn.Module, shape: Shape) -> ShowAttendTell:

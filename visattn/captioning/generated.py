@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn._support.checks import first_line, printable
+from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
 from visattn._support.reprs import brief
 from visattn.drawing.filmstrips import filmstrip
@@ -132,7 +133,8 @@ def _generated(model: Any, prepared: Prepared, count: int) -> Tensor:  # noqa: A
         )
     except Exception as error:  # of the model's own code
         raise ModelError(
-            f"{type(model).__name__}: generate() fails: {type(error).__name__}: {first_line(error)}. Check that it runs without visattn."
+            f"{type(model).__name__}: generate() fails: {type(error).__name__}: {first_line(error)}. "
+            f"Check that it runs without visattn and with {option('max_new_tokens', count)}."
         ) from error
     prompt = prepared.inputs.get("input_ids")
     if isinstance(prompt, Tensor) and not model.config.is_encoder_decoder and not _begins(ids, prompt):

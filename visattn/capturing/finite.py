@@ -49,7 +49,7 @@ def _refuse(what: str, tensor: Tensor) -> None:
         return
     count = int((~tensor.isfinite()).sum())
     if count:
-        raise CaptureError(f"{what.format(count)} are NaN or infinite. Check the weights and the input.")
+        raise CaptureError(f"{what.format(count)} are NaN or infinite. Check the weights, the input and the precision.")
 
 
 def _operands(operator: Operator) -> dict[str, Tensor]:

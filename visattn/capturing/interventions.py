@@ -16,7 +16,7 @@ from visattn.capturing.intercept.calls import Call
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.trace.operations import edited_weights
 from visattn.capturing.trace.tape import Attention
-from visattn.capturing.watching import Watch
+from visattn.capturing.watching import NO_IMAGES, Watch
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 from visattn.records import TokenLayout
 
@@ -71,9 +71,11 @@ def intervene(
     with watch.watching():
         yield
     if watch.forward < 0:
-        raise CaptureError("the model was not run inside the intervention. Call model(pixels) inside the with block.")
+        raise CaptureError(
+            "the model was not run inside the intervention by this thread. Call model(pixels) inside the with block."
+        )
     if not watch.images:
-        raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W) to the whole model.")
+        raise CaptureError(f"the model was given {NO_IMAGES}. Pass such pixels to the whole model.")
     if not any(is_edited.values()):
         names = ", ".join(is_edited) or "none"
         raise OptionError(f"no attention layer matches {printable(layer)!r}. The model's attention layers: {names}.")
@@ -88,7 +90,9 @@ def _edited(
             f"{layer}: it weights points that it computes, not tokens, so its weights cannot be edited. Choose another layer."
         )
     if arrangement.reason:
-        raise LayoutError(f"{layer}: {arrangement.why}, so its tokens cannot be located. Choose another layer.")
+        raise LayoutError(
+            f"{layer}: {arrangement.why}, so its tokens cannot be located. Choose another layer, or pass grid and prefix."
+        )
     weights = call.weigh()
     arranged = arrangement.take(weights)
     blocks = arranged if arranged.ndim == 5 else arranged[:, :, None]  # (B, heads, blocks, q, k)

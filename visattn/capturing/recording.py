@@ -26,7 +26,7 @@ from visattn.capturing.hooks import with_first
 from visattn.capturing.intercept.calls import Call, own
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.trace.tape import Attention
-from visattn.capturing.watching import Watch
+from visattn.capturing.watching import NO_IMAGES, Watch
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Readout, Recording, Source, TokenLayout, UnseenAttention
 
@@ -369,16 +369,23 @@ class _Session:
         """Check that the recording is neither empty nor holds NaN or infinite values.
 
         Raises:
-            CaptureError: If the model was not run, received no image, or gave NaN or infinite values.
+            CaptureError: If the model was not run, returned no output, received no image, or gave NaN or infinite values.
             NoAttentionCaptured: If no attention was recorded, and neither features nor gates.
         """
         if self.watch.forward < 0:
-            raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
+            raise CaptureError(
+                "the model was not run inside the capture by this thread. Call model(pixels) inside the with block."
+            )
         if not self.watch.images:
             part = next((record.layer for record in self.recording), "a part of the model")
-            problem = "the model was given no images" if self.watch.whole else f"{part} ran before the model received an image"
-            raise CaptureError(f"{problem}. Call the whole model with pixels of shape (B, C, H, W) inside the capture.")
-        if not self.recording.records and not self._wanted:
+            problem = f"the model was given {NO_IMAGES}" if self.watch.whole else f"{part} ran before the model received an image"
+            raise CaptureError(f"{problem}. Call the whole model with floating-point pixels (B, C, H, W) inside the capture.")
+        is_empty = not self.recording.records and not self._wanted
+        if is_empty and not self.watch.ended:
+            raise CaptureError(
+                "no forward pass inside the capture returned an output. Mend the error that the model raises, or let it return its output."
+            )
+        if is_empty:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
         self._sums.check(self.recording)
 
@@ -409,5 +416,5 @@ def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Se
         return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].reason}, which cannot be recorded."
     return (
         f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values, both computed from the image. "
-        "Use method 'gradcam', or 'eigencam' where there is no class."
+        "Use method 'gradcam', or 'eigencam' where there is no class; without feature maps, 'captum.saliency'."
     )

@@ -27,12 +27,15 @@ from visattn.errors import CaptureError, UnsupportedModel
 # a TorchScript part that calls one of these may compute attention
 _COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")
 
+NO_IMAGES = "no floating-point tensor of shape (B, C, H, W) as argument"
+
 
 class Watch:
     """State of the running forward pass.
 
     Attributes:
         forward: Index of the running forward pass; -1 before the first.
+        ended: Whether any forward pass returned an output.
         images: Whether any forward pass received an image.
         whole: Whether the whole model was called, and not only a part of it.
         modules: Callbacks that run before and after module calls.
@@ -74,7 +77,7 @@ class Watch:
             raise UnsupportedModel(
                 "a TorchScript model runs outside Python, so nothing inside it can be captured. Use the original module."
             )
-        self.forward, self.images, self.whole = -1, False, False
+        self.forward, self.ended, self.images, self.whole = -1, False, False, False
         self.modules = ModuleCalls()
         self._model, self._description, self._finish, self._drop = model, description, finish, drop
         self._remember, self._gradients = remember, gradients
@@ -273,6 +276,7 @@ class Watch:
             tracer.release()
             self._drop()
             return
+        self.ended = True
         with torch._C.DisableTorchFunction(), torch.no_grad():
             answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
             tape, place = tracer.finished(_tensors(answer)), self._description.place

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visattn._support.checks import printable
-from visattn._support.files import is_folder
+from visattn._support.checks import first_line, printable
+from visattn._support.files import exists, is_folder
 from visattn.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
@@ -47,14 +47,19 @@ def texts_of(items: Sequence[Item], texts: Path) -> list[str]:
 
     Raises:
         ImageError: If a photo has no text.
-        OptionError: If a text is empty or not UTF-8.
+        OptionError: If a text is empty, not UTF-8, or cannot be read.
     """
     found = []
     for file in _beside(items, texts, "text", ".txt"):
         try:
             text = file.read_text(encoding="utf-8-sig").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"{printable(str(file))}: cannot be read as text ({error}). Save it as UTF-8.") from error
+        except UnicodeDecodeError as error:
+            raise OptionError(
+                f"{printable(str(file))}: cannot be read as text ({first_line(error)}). Save it as UTF-8."
+            ) from error
+        except OSError as error:
+            cause = (error.strerror or str(error)).lower()
+            raise OptionError(f"{printable(str(file))}: cannot be read ({cause}). Check its path and permissions.") from error
         if not text:
             raise OptionError(f"{printable(str(file))}: is empty. Write a text about the photo.")
         found.append(text)
@@ -69,6 +74,8 @@ def _beside(items: Sequence[Item], place: Path, what: str, ending: str) -> list[
     Raises:
         ImageError: If one is missing or there are several.
     """
+    if not exists(place):
+        raise ImageError(f"{printable(str(place))}: no such file or folder. Check the path.")
     if is_folder(place):
         shared = Counter(item.path.stem for item in items)
         return [_named(item, place, what, ending, alone=shared[item.path.stem] == 1) for item in items]
@@ -84,7 +91,7 @@ def _named(item: Item, folder: Path, what: str, ending: str, *, alone: bool) -> 
             found = [
                 file
                 for file in sorted(folder.glob(glob.escape(name) + ending))
-                if not (item.path.exists() and file.samefile(item.path))
+                if file.stem == Path(name).name and not (item.path.exists() and file.samefile(item.path))
             ]
     if len(found) != 1:
         wanted = printable(name) + (".png" if ending == ".*" else ending)

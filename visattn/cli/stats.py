@@ -96,7 +96,9 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
             f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its permissions"
         )
     if not found:
-        raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders; pass another folder")
+        raise ImageError(
+            f"{name}: no visible photos ({', '.join(FORMATS)}) in this folder or its subfolders; pass another folder"
+        )
     return found, len(refused)
 
 

@@ -8,7 +8,10 @@ from itertools import pairwise
 from visattn.errors import OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, split_call
 
-NOTHING = "no layer multiplied a softmax by values. Use method 'gradcam', or 'eigencam' if there is no class."
+NOTHING = (
+    "no layer multiplied a softmax by values. Use method 'gradcam', or 'eigencam' if there is no class; without feature maps, "
+    "'captum.saliency'."
+)
 
 
 def one_forward(recording: Recording) -> Recording:

@@ -69,11 +69,10 @@ class Film:
         self._most, self._color_profile = max_pixels, color_profile
         self._name = printable(str(self.path))
         try:
-            regular(self.path)
-        except OSError as error:
-            raise ImageError(
-                f"{self._name}: cannot be read ({(error.strerror or str(error)).lower()}). Check the path."
-            ) from error
+            regular(self.path).open("rb").close()
+        except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
+            cause = (getattr(error, "strerror", None) or str(error)).lower()
+            raise ImageError(f"{self._name}: cannot be read ({cause}). Check its path and permissions.") from error
         self._animated = self.path.suffix.lower() in _ANIMATED
         if not self._animated:
             need("av", "video", "a film")

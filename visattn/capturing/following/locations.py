@@ -79,7 +79,7 @@ def _arranged(follower: TokenTracer, attention: Attention) -> Arrangement:
         Unplaced: If it is not proven where the tokens lie.
     """
     if not follower.images.given:
-        raise Unplaced("the model received no image in this forward pass")
+        raise Unplaced("the model received no floating-point image in this forward pass")
     if not (attention.rows and attention.columns):
         raise Unplaced("it has no tokens")
     if attention.fused:

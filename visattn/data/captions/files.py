@@ -90,7 +90,7 @@ def read_file(path: Path, split: Split, *, whole: bool = False) -> Captions:
                 f"{at}: {printable(name)} must be in one split, got {known or 'none'} and {part or 'none'}. Remove it from one of them."
             )
         if not isinstance(captions, (list, tuple)):
-            raise DataError(f"{at}: captions must be a list of strings, got {shown(captions)}. Put them in brackets.")
+            raise DataError(f'{at}: captions must be a list of strings, got {shown(captions)}. Write them as ["a dog"].')
         texts += (" ".join(text_of(caption, "a caption", at).split()) for caption in captions)
     chosen = {name: texts for name, (texts, part) in found.items() if whole or part == split}
     parts = {part for _, part in found.values()}
@@ -114,7 +114,7 @@ def _listed(folder: Path) -> list[Path]:
     return sorted(
         item
         for item in folder.iterdir()
-        if any(fnmatchcase(item.name, name) for name in NAMES)
+        if any(fnmatchcase(item.name.lower(), name) for name in NAMES)
         and not (item.name.startswith(".") or ".lemma." in item.name)
         and item.is_file()
     )
@@ -133,7 +133,7 @@ def _refuse_empty(title: str, split: str, pictures: int, parts: set[str | None],
     if None in parts:
         raise DataError(
             f"{title}: must have images for {split}, got none of {pictures}: a hash of the name assigns one in ten to test. "
-            "Add images, or name the split of each."
+            "Add images, or write JSONL that names the split of each."
         )
     names = ", ".join(sorted(filter(None, parts)))
     raise DataError(f"{title}: must have images for {split}, got only the splits {names}. Add some.")
@@ -146,7 +146,7 @@ def _name(value: Any, where: str) -> str:  # noqa: ANN401 - of JSON
     if not path.name or path.anchor or ".." in path.parts or "\0" in text:
         raise DataError(
             f"{where}: an image must lie inside the image folder, got '{printable(text)}'. "
-            "Name it relative to that folder, and pass the folder as root."
+            "Name it relative to that folder, without .., and pass the folder as root."
         )
     return path.as_posix()
 

@@ -23,7 +23,11 @@ from visattn._support.types import Split
 from visattn.errors import DataError
 
 T = TypeVar("T")
-_FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table with the header image,caption"
+_FORMS = (
+    "JSONL of image and captions (.jsonl), Karpathy's or COCO's JSON (.json), lines of NAME#0, tab, caption, or a table with the header "
+    "image,caption"
+)
+_FIX = "Convert it to one of these, or correct its ending."
 
 
 class _CocoImage(TypedDict):
@@ -65,13 +69,13 @@ def entries(path: Path, title: str) -> Iterator[Entry]:
         return _lines(text, title)
     if path.suffix.lower() == ".json":
         return _json(text, title)
-    if first.strip().lower() == "image,caption":
+    if first.strip().lower().replace('"', "") == "image,caption":
         return _table(text, title)
     if "\t" in first:
         return _tokens(path, text, title)
     if not first:
         return iter(())
-    raise DataError(f"{title}: must be {_FORMS}; got a file that begins with {shown(first)}. Convert it to one of these.")
+    raise DataError(f"{title}: must be {_FORMS}; got a file that begins with {shown(first)}. {_FIX}")
 
 
 def text_of(value: Any, what: str, where: str) -> str:  # noqa: ANN401 - of JSON
@@ -106,7 +110,7 @@ def _content(path: Path, title: str) -> str:
         at = error.start + len(content) - len(error.object)
         line = content[:at].count(b"\n") + 1
         raise DataError(
-            f"{title}, line {line}: must be UTF-8, got the byte 0x{content[at]:02x}. Save the file as UTF-8."
+            f"{title}, line {line}: must be UTF-8, got the byte 0x{content[at]:02x}. Save the text as UTF-8, or pass another file."
         ) from error
 
 
@@ -145,7 +149,7 @@ def _json(text: str, title: str) -> Iterator[Entry]:
         return _coco(parts, title)
     if "images" in parts:
         return _karpathy(parts["images"], title)
-    raise DataError(f"{title}: must be {_FORMS}; got {_keys(parts)}. Convert it to one of these.")
+    raise DataError(f"{title}: must be {_FORMS}; got {_keys(parts)}. {_FIX}")
 
 
 def _karpathy(images: Raw, title: str) -> Iterator[Entry]:
@@ -158,7 +162,7 @@ def _karpathy(images: Raw, title: str) -> Iterator[Entry]:
 def _sentence(told: _Sentence, where: str) -> str:
     """Return the raw text of a sentence; without it, join the tokens."""
     if "raw" not in told and "tokens" not in told:
-        raise DataError(f"{where}: a sentence must have raw. Correct it.")
+        raise DataError(f"{where}: a sentence must have raw or tokens. Correct it.")
     return told["raw"] if "raw" in told else " ".join(told["tokens"])
 
 
