@@ -235,7 +235,7 @@ def test_siglip_2_of_transformers_is_placed() -> None:
 
 
 def test_patches_without_a_grid_are_no_image() -> None:
-    with pytest.raises(CaptureError, match="no images"):
+    with pytest.raises(CaptureError, match="no floating-point tensor of shape"):
         see(nn.Sequential(nn.Linear(3 * PATCH**2, WIDTH)), patches(24))
 
 
