@@ -131,7 +131,9 @@ def test_permissions_of_a_caption_file_are_corrected(public_folder: Path) -> Non
         file = lines(public_folder / "c.jsonl", GOOD)
         picture(public_folder / "a.png")
         file.chmod(0)
-    with pytest.raises(DataError, match=r"c\.jsonl: cannot be read \(permission denied\)\. Check its permissions and those of its folder\.$"):
+    with pytest.raises(
+        DataError, match=r"c\.jsonl: cannot be read \(permission denied\)\. Check its permissions and those of its folder\.$"
+    ):
         read(file)
     with owner():
         file.chmod(0o644)
