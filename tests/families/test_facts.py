@@ -15,6 +15,7 @@ import safetensors.torch
 import timm
 import torch
 import torchvision
+import transformers
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -246,3 +247,32 @@ def test_adapters_of_peft_are_explained_like_the_model_that_they_change(method: 
     found = visattn.explain(adapted, PHOTO, method=method, **query)  # adapters begin as 0
     torch.testing.assert_close(found.map.values, plain.map.values)
     assert found.map.facts.layer == plain.map.facts.layer
+
+
+def test_the_processor_beside_the_weights_is_looked_for_each_time(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16
+    )
+    built = transformers.ViTForImageClassification(config)
+    built.save_pretrained(tmp_path / "model")
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "model")
+    assert input_spec(model).sources["mean"] == "assumed"
+    for mean in (0.1, 0.3):  # the second replaces the first
+        transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[mean] * 3).save_pretrained(
+            tmp_path / "model"
+        )
+        assert input_spec(model).mean == (mean,) * 3
+        assert input_spec(model).sources["mean"] == "model"
+    (tmp_path / "model" / "preprocessor_config.json").unlink()
+    assert input_spec(model).sources["mean"] == "assumed"
+
+
+def test_a_processor_in_the_current_folder_is_not_that_of_a_model_from_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.1] * 3).save_pretrained(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32, patch_size=16
+    )
+    assert input_spec(transformers.ViTForImageClassification(config)).sources["mean"] == "assumed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +24,8 @@ from visattn.families.spec import STATED, InputSpec
 __all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns", "tokenizer_of"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
-_processors: WeakKeyDictionary[nn.Module, tuple[str, Any]] = WeakKeyDictionary()
+_Saved = tuple[tuple[Path, int, int], ...]  # files of a processor, with time and length
+_processors: WeakKeyDictionary[nn.Module, tuple[_Saved, Any]] = WeakKeyDictionary()
 
 
 def owns(model: nn.Module) -> bool:
@@ -36,11 +36,8 @@ def owns(model: nn.Module) -> bool:
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
     """Return the size that the configuration states, with the image processor that was saved beside the weights, if there is one."""
     spec = replace(custom.input_spec(model, asked), keyword=_keyword(model))
-    origin = str(getattr(model.config, "_name_or_path", "") or "")
-    if _processors.get(model, ("", None))[0] != origin:
-        _processors[model] = origin, _saved_processor(origin)
-    processor = _processors.get(model, ("", None))[1]
-    if processor is None or asked is not None:
+    processor = None if asked is not None else _saved_processor(model)
+    if processor is None:
         return spec
     mean, std = (tuple(getattr(processor, f"image_{name}", None) or getattr(spec, name)) for name in ("mean", "std"))
     return replace(spec, processor=processor, sources=dict.fromkeys(STATED, "model"), mean=mean, std=std)
@@ -85,18 +82,27 @@ def tokenizer_of(model: Any, remedy: str) -> Any:  # noqa: ANN401
         raise OptionError(f"{type(model).__name__}: the tokenizer is not beside its weights ({cause}). {remedy}") from error
 
 
-def _saved_processor(origin: str) -> Any:  # noqa: ANN401
-    """Load the image processor from the folder or the cached repository that a model was loaded from; None if there is none."""
-    folder = Path(origin)
-    if not any(is_file(folder / name) for name in _FILES):
-        cached: list[str] = []
-        with suppress(ValueError):  # not the name of a repository
-            cached = [file for name in _FILES if isinstance(file := try_to_load_from_cache(origin, name), str)]
-        if not cached:
-            return None
-        folder = Path(cached[0]).parent
-    auto = import_module("transformers").AutoImageProcessor
-    return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+def _saved_processor(model: nn.Module) -> Any:  # noqa: ANN401
+    """Return the image processor in the folder or the cached repository that a model was loaded from; None if there is none."""
+    origin = str(getattr(model.config, "_name_or_path", "") or "")
+    if not origin:  # an empty path would be the current folder
+        return None
+    files = [file for name in _FILES if is_file(file := Path(origin, name))] or _cached(origin)
+    saved = tuple((file, (facts := file.stat()).st_mtime_ns, facts.st_size) for file in files)
+    if not saved:
+        return None
+    if _processors.get(model, ((), None))[0] != saved:
+        auto = import_module("transformers").AutoImageProcessor
+        _processors[model] = saved, auto.from_pretrained(files[0].parent, local_files_only=True, trust_remote_code=False)
+    return _processors[model][1]
+
+
+def _cached(repository: str) -> list[Path]:
+    try:
+        cached = [try_to_load_from_cache(repository, name) for name in _FILES]
+    except ValueError:  # not the name of a repository
+        return []
+    return [Path(file) for file in cached if isinstance(file, str)]
 
 
 def _keyword(model: nn.Module) -> str:
