@@ -160,6 +160,26 @@ def test_a_scripted_model_is_refused_by_that_name() -> None:
         explain(scripted, "gradcam", img_size=64)
 
 
+def traced(model: nn.Module) -> nn.Module:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(model, torch.zeros(1, 3, 64, 64), check_trace=False)  # type: ignore[no-any-return]
+
+
+def test_a_traced_model_that_takes_one_image_at_a_time_is_explained_by_its_pixels() -> None:
+    model, pixels = vit(), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)).clip(-0.9, 0.9)
+    one, other = (
+        visattn.explain(each, None, method="captum.saliency", pixels=pixels).map.values for each in (traced(model), model)
+    )
+    assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_traced_operation_without_a_gradient_is_named_so() -> None:
+    model = traced(torchvision.models.VisionTransformer(64, 16, 1, 2, 16, 16, num_classes=3).eval())
+    with pytest.raises(OptionError, match="no gradient of the score with respect to the pixels.*'captum.occlusion'"):
+        explain(model, "captum.saliency", img_size=64)
+
+
 def test_layers_without_a_gradient_are_named_so() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -239,7 +239,8 @@ def _telling_gradients() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(text in str(error) for text in ("not have been used in the graph", "does not require grad")):
+        lacks = "not have been used in the graph", "does not require grad", "derivative for"  # or an operation that has none
+        if not any(text in str(error) for text in lacks):
             raise
         raise OptionError(
             "PyTorch has no gradient of the score with respect to the pixels. Use a method without gradients, such as 'captum.occlusion'."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from itertools import chain
@@ -251,8 +251,7 @@ def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
 
 
 def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
-    taken = inspect.signature(model.forward).parameters
-    if "input_ids" in taken and "input_ids" not in prepared.inputs:
+    if "input_ids" in _parameters(model) and "input_ids" not in prepared.inputs:
         words = worded('inputs=processor(text="...", images=photo, return_tensors="pt")', "--prompt TEXT")
         return f"The model also reads words. Pass them: {words}."
     sizes = prepared.preprocessing.get("size", {})
@@ -260,6 +259,14 @@ def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
         size = worded("img_size=(height, width)", "--img-size HxW")
         return f"The model does not state its input size, so it was assumed. If it is another, pass it: {size}."
     return "Check that the model runs on such pixels without visattn."
+
+
+def _parameters(model: nn.Module) -> Collection[str]:
+    """Return the names of what the forward function takes; none for code of TorchScript, which has no signature."""
+    try:
+        return inspect.signature(model.forward).parameters
+    except ValueError:
+        return ()
 
 
 @contextmanager
