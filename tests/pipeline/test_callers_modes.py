@@ -176,7 +176,7 @@ def test_a_traced_model_that_takes_one_image_at_a_time_is_explained_by_its_pixel
 
 def test_a_traced_operation_without_a_gradient_is_named_so() -> None:
     model = traced(torchvision.models.VisionTransformer(64, 16, 1, 2, 16, 16, num_classes=3).eval())
-    with pytest.raises(OptionError, match="no gradient of the score with respect to the pixels.*'captum.occlusion'"):
+    with pytest.raises(OptionError, match=r"no gradient of the score with respect to the pixels.*'captum.occlusion'"):
         explain(model, "captum.saliency", img_size=64)
 
 
