@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 import pytest
 import timm
-import torch
 import transformers
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from PIL import Image
@@ -28,7 +27,6 @@ from visattn.batch import archives, remote, sources
 from visattn.data import load_labeled
 from visattn.data.weights import offline
 from visattn.errors import (
-    CaptureError,
     CheckpointError,
     DataError,
     ImageError,
@@ -132,18 +130,6 @@ def test_a_captioner_too_large_to_be_built() -> None:
     ):
         plan(hidden_dim=2**40).build()
     assert isinstance(plan().build(), nn.Module)
-
-
-def test_an_intervention_without_images() -> None:
-    model = nn.Sequential(nn.Embedding(5, 8))
-    with (
-        pytest.raises(
-            CaptureError,
-            match=r"the model was given no floating-point tensor of shape \(B, C, H, W\) as argument. Pass such pixels",
-        ),
-        visattn.intervene(model, "*", scale=0.0),
-    ):
-        model(torch.arange(3))
 
 
 def test_input_settings_of_a_foreign_model_that_are_no_settings() -> None:

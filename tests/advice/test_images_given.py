@@ -17,13 +17,12 @@ from PIL import Image
 import visattn
 from tests import tiny
 from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
-from tests.advice.serving import Store, store  # noqa: F401 - a fixture
 from tests.images import tiff
 from tests.images.making import encoded, photo_of
+from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn._support.language import in_shell
 from visattn.errors import ImageError, UnsupportedModel
 from visattn.images import as_photo
-from visattn.images.loading import bounded
 
 
 def test_names_of_photos_and_scenes_are_corrected() -> None:
@@ -181,19 +180,6 @@ def test_permissions_of_a_photo_and_its_folder_are_checked(place: str, public_fo
         visattn.load_image(file)
     reopen()
     assert visattn.load_image(file).size == (50, 40)
-
-
-def test_a_slow_stream_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Trickle(io.BytesIO):
-        def read1(self, size: int | None = -1) -> bytes:
-            clock[0] += 2.0
-            return self.read(1)
-
-    clock = [0.0]
-    monkeypatch.setattr("visattn.images.loading.time.monotonic", lambda: clock[0])
-    with pytest.raises(ImageError, match="answers too slowly, below 1 kB a second; try again, or download it"):
-        bounded(Trickle(bytes(10**6)), 2**20, "x")
-    assert len(bounded(io.BytesIO(bytes(10**6)), 2**20, "x")) == 10**6
 
 
 def test_a_folder_is_several_images_in_the_shell(tmp_path: Path) -> None:

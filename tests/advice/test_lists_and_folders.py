@@ -97,7 +97,9 @@ def test_permissions_of_a_folder_are_corrected(public_folder: Path) -> None:
         (public_folder / "photos" / "sub").mkdir(parents=True)
         (public_folder / "photos" / "sub" / "a.png").write_bytes(png())
         (public_folder / "photos" / "sub").chmod(0)
-    with pytest.raises(ImageError, match=r"photos/sub: cannot be read \(permission denied\)\. Check its path and permissions\.$"):
+    with pytest.raises(
+        ImageError, match=r"photos/sub: cannot be read \(permission denied\)\. Check its permissions and those of its folder\.$"
+    ):
         items_of([public_folder / "photos"])
     with owner():
         (public_folder / "photos" / "sub").chmod(0o755)
@@ -158,7 +160,9 @@ def test_permissions_of_lists_and_of_folders_of_files_are_corrected(public_folde
             closed.chmod(0)
     given = sub / "a.png", public_folder / "list.txt"
     for one in given:
-        with pytest.raises(ImageError, match=r"cannot be read \(permission denied\)\. Check its path and permissions\.$"):
+        with pytest.raises(
+            ImageError, match=r"cannot be read \(permission denied\)\. Check its permissions and those of its folder\.$"
+        ):
             items_of([one])
     with pytest.raises(ImageError, match=r"found no file for this pattern, .*\. Check the path and its permissions, "):
         items_of([f"{sub}/*.png"])
@@ -170,7 +174,7 @@ def test_permissions_of_lists_and_of_folders_of_files_are_corrected(public_folde
 
 def test_a_list_that_is_gone_is_not_a_matter_of_its_text(tmp_path: Path) -> None:
     (tmp_path / "list.txt").symlink_to("gone.txt")
-    with pytest.raises(ImageError, match=r"cannot be read \(no such file or directory\)\. Check its path and permissions\.$"):
+    with pytest.raises(ImageError, match=r"cannot be read \(no such file or directory\)\. Check its path\.$"):
         items_of([tmp_path / "list.txt"])
 
 

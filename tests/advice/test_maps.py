@@ -141,7 +141,7 @@ def test_an_array_in_a_file_of_maps_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("load", [load_map, lambda file: list(load_maps(file))])
 def test_a_missing_file_is_told_as_such(load: Any, tmp_path: Path) -> None:
-    with pytest.raises(MapError, match=r"gone: cannot be read \(no such file or directory\)\. Check the path\."):
+    with pytest.raises(MapError, match=r"gone: cannot be read \(no such file or directory\)\. Check its path\."):
         load(tmp_path / "gone")
 
 

@@ -102,7 +102,9 @@ def test_permissions_of_a_text_are_corrected(public_folder: Path) -> None:
         (public_folder / "a.txt").write_text("a dog")
         (public_folder / "a.txt").chmod(0)
     items = items_of([public_folder / "a.png"])
-    with pytest.raises(OptionError, match=r"a\.txt: cannot be read \(permission denied\)\. Check its path and permissions\.$"):
+    with pytest.raises(
+        OptionError, match=r"a\.txt: cannot be read \(permission denied\)\. Check its permissions and those of its folder\.$"
+    ):
         texts_of(items, public_folder)
     with owner():
         (public_folder / "a.txt").chmod(0o644)

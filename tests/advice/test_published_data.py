@@ -11,9 +11,9 @@ import pytest
 from torchvision import datasets
 
 from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
-from tests.advice.serving import Store, store  # noqa: F401 - a fixture
 from tests.data.making import FASHION, fashion, idx, noise
 from tests.data.test_archives import cifar  # noqa: F401 - a fixture
+from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn.data import load_labeled
 from visattn.data.labeled import published
 from visattn.data.labeled.idx import read_idx

@@ -190,7 +190,7 @@ def test_a_run_whose_log_is_restored_goes_on(how: str, data: Path, tmp_path: Pat
 
 
 def test_training_on_the_device_that_is_named_works(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"device 'meta' does not work on this machine\. Choose cpu\."):
+    with pytest.raises(ModelError, match=r"device 'meta' does not work on this machine\. Choose one of: cpu\."):
         train(recipe(data, device="meta", epochs=0.4), tmp_path / "run")
     assert train(recipe(data, device="cpu", epochs=0.4), tmp_path / "other").steps == 1
 

@@ -22,10 +22,10 @@ from torch import nn
 
 import visattn
 from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
-from tests.advice.serving import Store, store  # noqa: F401 - a fixture
 from tests.captioning.test_folder import kept
 from tests.loading import test_folders as runs
 from tests.loading.test_transformers_models import settings, vit
+from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn.data.weights import offline
 from visattn.errors import UnsupportedModel, WeightsError
 from visattn.loading import downloads, folders, load_model

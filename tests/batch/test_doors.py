@@ -524,9 +524,10 @@ def test_a_stream_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 
     clock = [0.0]
     monkeypatch.setattr("visattn.images.loading.time.monotonic", lambda: clock[0])
-    with pytest.raises(ImageError, match="x: answers too slowly, below 1 kB a second"):
+    with pytest.raises(ImageError, match="x: answers too slowly, below 1 kB a second; try again, or download it"):
         bounded(Trickle(bytes(10**6)), 2**20, "x")
     assert clock[0] < 30
+    assert len(bounded(io.BytesIO(bytes(10**6)), 2**20, "x")) == 10**6
 
 
 def test_lines_that_name_members_read_the_directory_of_an_archive_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

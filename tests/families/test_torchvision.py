@@ -6,12 +6,10 @@ import copy
 import hashlib
 import io
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ from torchvision import models
 
 import visattn
 from tests import zoo
+from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn import load_model, prepare
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import FAMILIES, cam_layer, head, input_spec, labels, provenance_of, torchvision as family
@@ -176,53 +175,28 @@ def little_vit(image_size: int = 224, **options: Any) -> nn.Module:
 # published weights
 
 
-class Store(ThreadingHTTPServer):
-    """Server of a single file."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.content, self.asked = content, 0
-
-    def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/{name}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Store
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, *, body: bool) -> None:
-        gone = "gone" in self.path
-        self.send_response(404 if gone else 200)
-        self.send_header("Content-Length", "0" if gone else str(len(self.server.content)))
-        self.end_headers()
-        if body and not gone:
-            self.server.asked += 1
-            self.wfile.write(self.server.content)
-
-    def log_message(self, *_: object) -> None:
-        """Suppress log messages."""
-
-
 @pytest.fixture
 def published() -> Weights:
     return weights("shufflenet_v2_x0_5")
 
 
+class File(NamedTuple):
+    """Published file with the digest in its name, and one with a wrong name."""
+
+    store: Store
+    name: str
+    digest: str
+    wrong: str = "model-00000000.pth"
+
+
 @pytest.fixture
-def store(published: Weights) -> Iterator[Store]:
-    content = io.BytesIO()
-    torch.save(published, content)
-    server = Store(content.getvalue())
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def file(store: Store, published: Weights) -> File:  # noqa: F811
+    stream = io.BytesIO()
+    torch.save(published, stream)
+    digest = hashlib.sha256(stream.getvalue()).hexdigest()
+    found = File(store, f"model-{digest[:8]}.pth", digest)
+    store.answers |= dict.fromkeys((found.name, found.wrong), (200, stream.getvalue()))
+    return found
 
 
 @pytest.fixture
@@ -231,28 +205,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "torch" / "hub" / "checkpoints"
 
 
-def named(store: Store) -> str:
-    return f"model-{hashlib.sha256(store.content).hexdigest()[:8]}.pth"
-
-
 def test_published_weights_are_downloaded_once_into_the_torch_cache(
-    store: Store, cache: Path, published: Weights, monkeypatch: pytest.MonkeyPatch
+    file: File, cache: Path, published: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = store.url(named(store))
+    url = file.store.url(file.name)
     monkeypatch.setattr(models.ShuffleNet_V2_X0_5_Weights.DEFAULT.value, "url", url)
     for _ in range(2):
         model = load_model(SMALL)
         assert same(model, published)
         provenance = provenance_of(model)
         assert (provenance.weights, provenance.random) == ("tv:shufflenet_v2_x0_5.IMAGENET1K_V1", False)
-        assert provenance.weights_sha256 == hashlib.sha256(store.content).hexdigest()
-    assert store.asked == 1
-    assert [path.name for path in cache.iterdir()] == [named(store)]
+        assert provenance.weights_sha256 == file.digest
+    assert file.store.sent == 1
+    assert [path.name for path in cache.iterdir()] == [file.name]
 
 
-def test_download_with_a_wrong_hash_is_not_kept(store: Store, cache: Path) -> None:
+def test_download_with_a_wrong_hash_is_not_kept(file: File, cache: Path) -> None:
     with pytest.raises(WeightsError, match=r"tv:x: the file from .* is damaged \([\d,]+ bytes\); try again, or pass"):
-        url_file("tv:x", store.url("model-00000000.pth"))
+        url_file("tv:x", file.store.url(file.wrong))
     assert not cache.exists()
 
 
@@ -275,11 +245,11 @@ def test_unreachable_url_gives_a_fix_within_seconds(url: str, cache: Path, monke
     assert time.monotonic() - started < 10
 
 
-def test_unwritable_cache_is_an_error(store: Store, cache: Path) -> None:
+def test_unwritable_cache_is_an_error(file: File, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file")
     with pytest.raises(WeightsError, match=r"cannot be written; set TORCH_HOME to a writable folder, or pass"):
-        url_file("tv:x", store.url(named(store)))
+        url_file("tv:x", file.store.url(file.name))
 
 
 # pixels and classes

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-import torch
-
-_OF_THE_MACHINE = MemoryError, OSError, torch.OutOfMemoryError
+from visattn._support.shortages import lacks_memory
 
 
 class Attempt:
@@ -25,5 +23,6 @@ class Attempt:
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> bool:
         if isinstance(error, KeyboardInterrupt):
             return False
-        self.failed, self.lasts = error is not None, error is not None and not isinstance(error, _OF_THE_MACHINE)
+        self.failed = error is not None
+        self.lasts = error is not None and not isinstance(error, OSError) and not lacks_memory(error)
         return True

@@ -71,11 +71,14 @@ def first_line(error: BaseException) -> str:
     return printable(next(iter(str(error).strip().splitlines()), ""))
 
 
-def unreadable(error: OSError, path: object) -> str:
-    """Return a message that a file or folder cannot be read: its name, the cause, and what to check."""
+def unreadable(error: OSError | ValueError, path: object) -> str:
+    """Return a message that a file or folder cannot be read: its name, the cause, and what to check.
+
+    A `ValueError` is that of a path with a null byte.
+    """
     checked = "permissions and those of its folder" if isinstance(error, PermissionError) else "path"
-    cause = printable(error.strerror or str(error)).lower()
-    return f"{printable(str(error.filename or path))}: cannot be read ({cause}). Check its {checked}."
+    cause = printable(getattr(error, "strerror", None) or str(error)).lower()
+    return f"{printable(str(getattr(error, 'filename', None) or path))}: cannot be read ({cause}). Check its {checked}."
 
 
 def printable(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.files import regular
 from visattn._support.outside import LONGEST, fault_of, relative
 from visattn.batch.items import Content, Named, refused
@@ -44,8 +44,8 @@ def in_archive(file: Path, wanted: Callable[[str], bool] = lambda name: True, ki
     _facts(file)
     members = _Members(file, wanted)
     images = list(_of_tar(file, members) if (kind or file.suffix[1:].lower()) == "tar" else _of_zip(file, members))
-    if not images and members.others:
-        raise ImageError(f"{printable(str(file))}: none of its {members.others} photos fits the address. Check the address.")
+    if not images and members.left_out:
+        raise ImageError(f"{printable(str(file))}: no photo in it fits the address. Check the address.")
     if not images:
         raise ImageError(f"{printable(str(file))}: no visible photos ({', '.join(FORMATS)}) in this archive. Pass another.")
     counts = Counter(image.source for image in images)
@@ -61,7 +61,7 @@ def _facts(file: Path) -> os.stat_result:
     try:
         return regular(file).stat()
     except (OSError, ValueError) as error:
-        raise _out_of_reach(printable(str(file)), error) from error
+        raise ImageError(unreadable(error, file)) from error
 
 
 def _remade(source: str, fault: str, how: str = "without it") -> ImageError:
@@ -73,18 +73,18 @@ class _Members:
 
     Attributes:
         count: Their number so far.
-        others: Number of photos so far that are not wanted.
+        left_out: Whether any photo so far is not wanted.
     """
 
     def __init__(self, file: Path, wanted: Callable[[str], bool]) -> None:
         self._file, self._wanted, self._endings = file, wanted, endings_of_photos()
-        self.count = self.others = 0
+        self.count, self.left_out = 0, False
 
     def holds(self, name: str) -> bool:
         path = PurePosixPath(name[-LONGEST:])
         is_photo = path.suffix.lower() in self._endings and not path.name.startswith(".")
         is_wanted = is_photo and self._wanted(name)
-        self.others += is_photo and not is_wanted
+        self.left_out |= is_photo and not is_wanted
         return is_wanted
 
     def admitted(self, name: str, fault: str | None) -> tuple[str, Path, ImageError | None]:
@@ -137,10 +137,9 @@ def _of_tar(file: Path, members: _Members) -> Iterator[Named]:
 
 
 def _unlisted(file: Path, kind: str, error: Exception) -> ImageError:
-    shown = printable(str(file))
     if isinstance(error, OSError) and error.errno is not None:
-        return _out_of_reach(shown, error)
-    return ImageError(f"{shown}: is no {kind} file, or damaged ({first_line(error)}). Make it again.")
+        return ImageError(unreadable(error, file))
+    return ImageError(f"{printable(str(file))}: is no {kind} file, or damaged ({first_line(error)}). Make it again.")
 
 
 def _ends(file: Path, position: int) -> bool:
@@ -243,9 +242,5 @@ def _by_name(file: Path, kind: str, *_facts: int) -> dict[str, Content]:
 
 def _unread(shown: str, error: Exception) -> ImageError:
     if isinstance(error, OSError) and error.errno is not None:
-        return _out_of_reach(shown, error)
+        return ImageError(unreadable(error, shown))
     return ImageError(f"{shown}: cannot be read ({first_line(error) or type(error).__name__}). Make the archive again.")
-
-
-def _out_of_reach(shown: str, error: OSError | ValueError) -> ImageError:
-    return ImageError(f"{shown}: cannot be read ({(getattr(error, 'strerror', None) or str(error)).lower()}). Check the archive.")

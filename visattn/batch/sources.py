@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.files import is_folder, regular
 from visattn._support.language import flag
 from visattn._support.outside import fault_of, folded
@@ -159,7 +159,7 @@ def _of_file(path: Path) -> list[Named]:
         return in_archive(path)
     if path.name.lower().endswith(PACKED):
         raise ImageError(
-            f"{printable(str(path))}: is compressed by its name, so its images cannot be read one by one. Unpack it to a .tar file."
+            f"{printable(str(path))}: its name says that it is compressed, so its images cannot be read one by one. Unpack it to .tar."
         )
     return [Named(str(path), Path(path.name))]
 
@@ -181,8 +181,7 @@ def _in_folder(folder: Path, but: Path | None) -> list[Named]:
 
 
 def _unread(error: OSError) -> ImageError:
-    reason = (error.strerror or str(error)).lower()
-    return ImageError(f"{printable(str(error.filename))}: cannot be read ({reason}). Check its path and permissions.")
+    return ImageError(unreadable(error, error.filename))
 
 
 def _in_list(file: Path) -> list[Named]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.files import exists, is_folder
 from visattn.errors import ImageError, OptionError
 
@@ -58,8 +58,7 @@ def texts_of(items: Sequence[Item], texts: Path) -> list[str]:
                 f"{printable(str(file))}: cannot be read as text ({first_line(error)}). Save it as UTF-8."
             ) from error
         except OSError as error:
-            cause = (error.strerror or str(error)).lower()
-            raise OptionError(f"{printable(str(file))}: cannot be read ({cause}). Check its path and permissions.") from error
+            raise OptionError(unreadable(error, file)) from error
         if not text:
             raise OptionError(f"{printable(str(file))}: is empty. Write a text about the photo.")
         found.append(text)

@@ -143,6 +143,16 @@ def check_device(name: str | torch.device) -> torch.device:
         place = torch.device(name)
     except RuntimeError as error:
         raise OptionError(f"unknown device '{printable(str(name))}'. Choose cpu, or cuda or cuda:N for a GPU.") from error
+    return try_device(place)
+
+
+def try_device(place: torch.device) -> torch.device:
+    """Return a device after computing on it, which fails for missing devices and for the meta device.
+
+    Raises:
+        ModelError: If it does not work on this machine.
+        ResourceError: If its memory is full.
+    """
     try:
         torch.zeros(1, device=place).cpu()
     except torch.OutOfMemoryError as error:

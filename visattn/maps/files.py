@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visattn._support.checks import first_line, one_of, printable
+from visattn._support.checks import first_line, one_of, printable, unreadable
 from visattn._support.files import regular
 from visattn._support.language import worded
 from visattn._support.typed import typed
@@ -97,8 +97,7 @@ def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
     try:
         return regular(Path(path)).open("rb")
     except OSError as error:
-        cause = (error.strerror or str(error)).lower()
-        raise MapError(f"{printable(os.fspath(path))}: cannot be read ({cause}). Check the path.") from error
+        raise MapError(unreadable(error, path)) from error
 
 
 def _content(stream: IO[bytes], path: Path) -> tuple[schema.Facts, NDArray[np.float32]] | NDArray[np.float32]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence
 
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.extras import need
 from visattn._support.files import regular
 from visattn._support.language import option
@@ -71,8 +71,7 @@ class Film:
         try:
             regular(self.path).open("rb").close()
         except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
-            cause = (getattr(error, "strerror", None) or str(error)).lower()
-            raise ImageError(f"{self._name}: cannot be read ({cause}). Check its path and permissions.") from error
+            raise ImageError(unreadable(error, self.path)) from error
         self._animated = self.path.suffix.lower() in _ANIMATED
         if not self._animated:
             need("av", "video", "a film")

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from visattn._support.checks import printable, whole_number
-from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
+from visattn.errors import OptionError, VisattnError
+from visattn.loading.models import try_device
 
 Result = TypeVar("Result")
 
@@ -141,12 +142,7 @@ def _device(name: str, local: int | None) -> torch.device:
         raise OptionError(f"unknown device '{printable(name)}'. Choose auto, cpu, cuda or cuda:N.") from error
     if name == "cuda" and local is not None:
         place = torch.device("cuda", local)
-    try:
-        torch.zeros(1, device=place).cpu()  # fails for missing devices and for the meta device
-    except torch.OutOfMemoryError as error:
-        raise ResourceError(f"out of memory on {place}; free some of it, or choose another device.") from error
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise ModelError(f"device '{place}' does not work on this machine. Choose cpu.") from error
+    try_device(place)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     return place

@@ -10,11 +10,12 @@ import pytest
 
 
 class Store(ThreadingHTTPServer):
-    """Server that answers each path with a code and a content."""
+    """Server that answers each path with a code and a content, other paths with 404, and counts the contents that it sent."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.answers: dict[str, tuple[int, bytes]] = {}
+        self.sent = 0
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def url(self, name: str) -> str:
@@ -35,7 +36,8 @@ class Answer(BaseHTTPRequestHandler):
         self.send_response(code)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if body:
+        if body and content:
+            self.server.sent += 1
             self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
