@@ -14,6 +14,7 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# Public names
 
 Made by `python scripts/api.py --write-docs`. A name stands under the module that you import it from; `help(name)` has the arguments.
+The modules of the core are attributes of `visattn` too: `visattn.methods.rollout`.
 """
 
 
@@ -22,7 +23,7 @@ def packages() -> list[str]:
     found = ["visattn"]
     for module in found:
         whole = import_module(module)
-        found += [f"{module}.{name}" for name in whole.__all__ if isinstance(getattr(whole, name), ModuleType)]
+        found += [part.__name__ for name in whole.__all__ if isinstance(part := getattr(whole, name), ModuleType)]
     return found
 
 

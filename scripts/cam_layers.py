@@ -20,11 +20,11 @@ from timm.models._registry import _model_to_module
 from torch import Tensor, nn
 
 import visattn
-from visattn import methods
 from visattn._support.tables import to_text
+from visattn.core import methods
+from visattn.core.families import cam_layer, input_spec
+from visattn.core.methods.taps import feature_of, placed
 from visattn.errors import OptionError, VisattnError
-from visattn.families import cam_layer, input_spec
-from visattn.methods.taps import feature_of, placed
 
 NAMES = """
     beit_base_patch16_224 botnet26t_256 cait_xxs24_224 coat_tiny coatnet_nano_rw_224 convit_tiny convmixer_768_32 convnext_zepto_rms

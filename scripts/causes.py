@@ -32,10 +32,10 @@ from truth.measure import accuracy, applicable, size_of, ways_of
 import visattn
 from visattn import evaluation
 from visattn._support.tables import Row, to_markdown
+from visattn.core.families import cam_layer
 from visattn.data.scenes import Mark
 from visattn.data.scenes.causes import CAUSES, TITLES, VALUES, Cause, CausedScene, CausedScenes
 from visattn.evaluation.intervals import mean_interval
-from visattn.families import cam_layer
 
 DOCS = Path(__file__).parents[1] / "docs" / "known_truth.md"
 SEED = 2  # of the test scenes; networks were trained on odd seeds

@@ -24,9 +24,9 @@ from truth.measure import NEAR, Array, Measured, Measures, Way, accuracy, measur
 
 import visattn
 from visattn._support.tables import Row, to_markdown
+from visattn.core.families import input_spec
 from visattn.data.scenes import CLASSES, Mark, Scenes
 from visattn.evaluation.intervals import mean_interval
-from visattn.families import input_spec
 
 DOCS = ROOT / "docs" / "known_truth.md"
 PICTURE = ROOT / "assets" / "gallery" / "known_truth_scores.png"

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from visattn._support.tables import to_text
-from visattn.capturing.placing.nodes import Nodes
-from visattn.capturing.placing.steps import Recorder
+from visattn.core.capturing.placing.nodes import Nodes
+from visattn.core.capturing.placing.steps import Recorder
 
 MODELS = (
     "vit_tiny_patch16_224",

@@ -25,18 +25,18 @@ from train_gates import gated
 import visattn
 from visattn import data
 from visattn.cli.demo import PROBES, demo_page
-from visattn.drawing.gate_pages import gate_page
-from visattn.drawing.marks import ring, spotlight
-from visattn.drawing.matrices import matrix_page
-from visattn.drawing.pages import Cell, sheet
-from visattn.drawing.plots import head_statistics
-from visattn.drawing.sheets import contact_sheet
+from visattn.core.drawing.gate_pages import gate_page
+from visattn.core.drawing.marks import ring, spotlight
+from visattn.core.drawing.matrices import matrix_page
+from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.drawing.plots import head_statistics
+from visattn.core.drawing.sheets import contact_sheet
+from visattn.core.methods.sinks import find_sinks
+from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.run import look
 from visattn.evaluation.survey import Survey
-from visattn.methods.sinks import find_sinks
-from visattn.pipeline.explaining import answer
-from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.question import ask
-from visattn.pipeline.run import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
 FOLDER = ASSETS / "gallery"

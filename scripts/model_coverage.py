@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 import visattn
 from visattn._support.tables import to_markdown, to_text
+from visattn.core.methods import METHODS
+from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured
-from visattn.methods import METHODS
-from visattn.records import Recording
 
 DOCS = Path(__file__).parents[1] / "docs" / "coverage.md"
 BOUND = 1e-5

@@ -21,9 +21,9 @@ MOST_ARGUMENTS = 9
 LATE = {  # modules that may import inside functions, and the reason
     "visattn": "names are loaded on first use",
     "visattn.cli": "a command imports what it runs, so that --help is quick",
+    "visattn.core.loading": "names that need torch are loaded on first use",
     "visattn.data": "names that need torch are loaded on first use",
-    "visattn.drawing.colormaps": "names are listed without OpenCV",
-    "visattn.loading": "our own networks are imported only if one is requested",
+    "visattn.core.drawing.colormaps": "names are listed without OpenCV",
     "visattn.training.report": "matplotlib is an extra",
 }
 

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 import visattn
-from visattn import data, evaluation, methods
+from visattn import data, evaluation
 from visattn._support.publish import listening
 from visattn._support.types import Role
-from visattn.pipeline.run import look
+from visattn.core import methods
+from visattn.core.pipeline.run import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKPOINT = ASSETS / "checkpoints" / "efficientnet_lite0_cbam.safetensors"

@@ -24,10 +24,10 @@ from pages import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.loading.weights import WEIGHTS, digest
 from visattn.data import LabeledDataset, load_labeled
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
-from visattn.loading.weights import WEIGHTS, digest
 from visattn.models import ram
 from visattn.training.report.card import wilson
 

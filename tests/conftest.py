@@ -15,9 +15,9 @@ from torch import nn
 import visattn
 from tests import messages
 from visattn import data
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import look
-from visattn.records import Recording
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.run import look
+from visattn.core.records import Recording
 
 Figures = Callable[[str, float, str], None]
 Seen = Callable[[str], tuple[Prepared, Recording]]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import visattn
-from visattn.operators import MatrixOperator, SoftmaxOperator
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.core.operators import MatrixOperator, SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
 Size = tuple[int, int]
 Cell = tuple[int, int]

@@ -22,12 +22,12 @@ from tests.oracles import maps as oracles
 from tests.training.small import begun, pictures, recipe
 from visattn import explain, explain_batch
 from visattn.batch import Batches, Journal, Ledger, run
-from visattn.capturing.intercept.calls import FusedCall
 from visattn.cli.commands import _run
+from visattn.core.capturing.intercept.calls import FusedCall
+from visattn.core.methods import METHODS
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.operators.fused import LogSumExpReader
 from visattn.errors import VisattnError, VisattnNote
-from visattn.methods import METHODS
-from visattn.operators import SoftmaxOperator
-from visattn.operators.fused import LogSumExpReader
 from visattn.training import train
 
 DEVICE = os.environ.get("VISATTN_TEST_DEVICE", "cuda")

@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 
 from visattn._support.types import Colormap
-from visattn.drawing import colormaps
-from visattn.methods import METHODS
-from visattn.methods.table import MethodName
+from visattn.core.drawing import colormaps
+from visattn.core.methods import METHODS
+from visattn.core.methods.table import MethodName
 
 ROOT = Path(__file__).parents[1]
 USER = """
@@ -35,8 +35,8 @@ def test_choices_of_the_types_are_those_of_the_tables() -> None:
 def test_a_type_checker_resolves_visattn_in_another_folder(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     done = subprocess.run([sys.executable, "-m", "mypy", "user.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert 'Revealed type is "visattn.pipeline.explanation.Explanation"' in done.stdout
-    assert 'Revealed type is "visattn.drawing.pictures.Picture"' in done.stdout
+    assert 'Revealed type is "visattn.core.pipeline.explanation.Explanation"' in done.stdout
+    assert 'Revealed type is "visattn.core.drawing.pictures.Picture"' in done.stdout
     wrong = [line for line in done.stdout.splitlines() if "error" in line and line.startswith("user.py")]
     assert ['"blend"' in wrong[0], '"colormap"' in wrong[1], len(wrong)] == [True, True, 2], done.stdout
 

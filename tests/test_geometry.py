@@ -6,8 +6,8 @@ import json
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from visattn.core.geometry import Box, Geometry
 from visattn.errors import OptionError, ShapeError
-from visattn.geometry import Box, Geometry
 
 SIDES = st.integers(1, 2000)
 

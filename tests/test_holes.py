@@ -17,14 +17,15 @@ import visattn
 from tests import tiny
 from tests.oracles import maps as oracles
 from tests.oracles.heatmaps import mix_nearest, slow_heat
-from visattn import evaluation, methods
-from visattn.drawing.marks import spotlight
-from visattn.drawing.overlays import overlay, rgb_components
+from visattn import evaluation
+from visattn.core import methods
+from visattn.core.drawing.marks import spotlight
+from visattn.core.drawing.overlays import overlay, rgb_components
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, load_map, normalize, save_map, value_range
+from visattn.core.records import Recording, TokenLayout
 from visattn.errors import MapError, OptionError
 from visattn.evaluation.heads import statistics
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, load_map, normalize, save_map, value_range
-from visattn.records import Recording, TokenLayout
 
 GRID = (4, 6)
 HOLES = (0, 3, 7, 8, 22, 23)

@@ -19,15 +19,15 @@ from torch import nn
 
 import visattn
 from visattn import evaluation
+from visattn.core.geometry import Box, Geometry
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.maps import AttentionMap
+from visattn.core.records import TokenLayout
 from visattn.data.scenes import CLASSES, Scenes
 from visattn.errors import OptionError
 from visattn.evaluation.intervals import mean_interval
-from visattn.geometry import Box, Geometry
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
-from visattn.maps import AttentionMap
 from visattn.nn import CBAM
-from visattn.records import TokenLayout
 
 ROOT = Path(__file__).parents[1]
 COUNT = 2

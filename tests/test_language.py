@@ -15,9 +15,9 @@ from tests.cli.test_commands import COLORED, TINY, Run, photo, run  # noqa: F401
 from visattn._support import extras
 from visattn._support.language import flag, in_shell, option, worded
 from visattn.batch.cluster import Explainer
+from visattn.core.loading import load_model
+from visattn.core.maps import load_map
 from visattn.errors import MissingExtra, VisattnError, VisattnNote
-from visattn.loading import load_model
-from visattn.maps import load_map
 from visattn.training import Config, train
 
 FLAG = re.compile(r"(?<![\w-])(--[a-z]|-o\b)")

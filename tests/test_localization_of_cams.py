@@ -13,7 +13,7 @@ from torch import nn
 import visattn
 from tests.conftest import Figures
 from visattn import data, evaluation
-from visattn.families import labels
+from visattn.core.families import labels
 
 MODEL = "tf_efficientnet_lite0"
 MASKS = Path(__file__).parents[1] / "assets" / "objects" / "masks"

@@ -24,8 +24,9 @@ import visattn
 from tests import tiny
 from tests.captioning.test_folder import plan
 from visattn.batch import archives, remote, sources
+from visattn.core.loading import downloads, offline
+from visattn.core.maps import load_maps, pack_maps
 from visattn.data import load_labeled
-from visattn.data.weights import offline
 from visattn.errors import (
     CheckpointError,
     DataError,
@@ -35,8 +36,6 @@ from visattn.errors import (
     UnsupportedModel,
     WeightsError,
 )
-from visattn.loading import downloads
-from visattn.maps import load_maps, pack_maps
 from visattn.training.report.costs import cost
 from visattn.training.run import checkpoints
 

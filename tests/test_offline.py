@@ -14,7 +14,7 @@ import torch
 
 import visattn
 from visattn import data
-from visattn.data.weights import offline
+from visattn.core.loading import offline
 from visattn.errors import OptionError, VisattnNote, WeightsError
 
 LITE = "tf_efficientnet_lite0"
@@ -98,8 +98,8 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr("visattn.loading.downloads.try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr("visattn.loading.downloads.get_hf_file_metadata", refused)
+    monkeypatch.setattr("visattn.core.loading.downloads.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("visattn.core.loading.downloads.get_hf_file_metadata", refused)
 
 
 @pytest.mark.real

@@ -14,9 +14,9 @@ from torch import Tensor
 from tests.conftest import Figures
 from tests.oracles import maps as oracles
 from tests.tiny import operands
+from visattn.core.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
+from visattn.core.operators.operator import ROWS
 from visattn.errors import OptionError, ShapeError
-from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
-from visattn.operators.operator import ROWS
 
 INF = math.inf
 BATCH, HEADS, DIM = 2, 2, 8

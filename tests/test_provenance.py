@@ -13,9 +13,9 @@ from PIL import Image
 
 import visattn
 from tests import tiny
-from visattn import provenance
-from visattn.geometry import Box, Geometry
-from visattn.provenance import Provenance, Sink, versions
+from visattn.core import provenance
+from visattn.core.geometry import Box, Geometry
+from visattn.core.provenance import Provenance, Sink, versions
 
 FULL = Provenance(
     model="vit_tiny",

@@ -14,7 +14,7 @@ import torchvision
 from torch import Tensor, nn
 
 import visattn
-from visattn.data.sources import as_image
+from visattn.core.images.sources import as_image
 from visattn.errors import ImageError, ModelError, NoAttentionCaptured, WeightsError
 
 NOISE = np.random.default_rng(0)

@@ -88,11 +88,11 @@ METHOD = '''"""Attention of the last layer against its mean: which keys draw mor
 
 from __future__ import annotations
 
-from visattn.maps import AttentionMap
-from visattn.methods.method import attention_method
-from visattn.methods.result import to_map
-from visattn.methods.selection import chain, chain_refusal
-from visattn.records import Recording
+from visattn.core.maps import AttentionMap
+from visattn.core.methods.method import attention_method
+from visattn.core.methods.result import to_map
+from visattn.core.methods.selection import chain, chain_refusal
+from visattn.core.records import Recording
 
 
 def surplus(recording: Recording, *, times: float = 1.0) -> AttentionMap:
@@ -129,7 +129,7 @@ import torch
 
 import visattn
 from tests.oracles import surplus as by_loops
-from visattn import methods
+from visattn.core import methods
 
 
 def test_surplus_equals_loops():
@@ -143,14 +143,14 @@ def test_surplus_equals_loops():
 
 
 def test_a_method_is_three_files_and_two_lines(copy: Copy) -> None:
-    copy.write("visattn/methods/from_attention/surplus.py", METHOD)
+    copy.write("visattn/core/methods/from_attention/surplus.py", METHOD)
     copy.write("tests/oracles/surplus.py", ORACLE)
     copy.write("tests/methods/test_surplus.py", TEST)
-    copy.insert("visattn/methods/table.py", "MODULES = (", '    "from_attention.surplus",')
-    copy.insert("visattn/methods/table.py", "MethodName = Literal[", '    "surplus",')
+    copy.insert("visattn/core/methods/table.py", "MODULES = (", '    "from_attention.surplus",')
+    copy.insert("visattn/core/methods/table.py", "MethodName = Literal[", '    "surplus",')
     new, changed = copy.cost()
     assert len(new) == 3
-    assert changed == {"visattn/methods/table.py": 2}
+    assert changed == {"visattn/core/methods/table.py": 2}
     assert "1 passed" in copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/methods/test_surplus.py")
     assert "surplus" in copy.run("-m", "visattn", "list", "--methods")
     assert "--times FLOAT" in copy.run("-m", "visattn", "overlay", "--help")
@@ -163,7 +163,7 @@ def test_a_method_is_three_files_and_two_lines(copy: Copy) -> None:
 
 def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
     """Add `invert`, which reverses the color map."""
-    style, overlays = "visattn/drawing/style.py", "visattn/drawing/overlays.py"
+    style, overlays = "visattn/core/drawing/style.py", "visattn/core/drawing/overlays.py"
     copy.insert(style, "    marks: bool", "    invert: bool")
     copy.insert(
         style,
@@ -278,7 +278,7 @@ FAMILY = '''"""Models that call themselves lamps."""
 
 from __future__ import annotations
 
-from visattn.families.custom import cam_layer, describe, head, input_spec
+from visattn.core.families.custom import cam_layer, describe, head, input_spec
 
 __all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns"]
 
@@ -295,19 +295,21 @@ def labels(_model):
 
 
 def test_a_family_is_a_file_and_a_line_with_its_import(copy: Copy) -> None:
-    copy.write("visattn/families/lamps.py", FAMILY)
-    face = "visattn/families/__init__.py"
+    copy.write("visattn/core/families/lamps.py", FAMILY)
+    face = "visattn/core/families/__init__.py"
     copy.insert(
-        face, "from visattn.families import custom, huggingface, timm, torchvision, trained", "from visattn.families import lamps"
+        face,
+        "from visattn.core.families import custom, huggingface, timm, torchvision, trained",
+        "from visattn.core.families import lamps",
     )
     text = (copy.folder / face).read_text()
     begins = "FAMILIES: dict[str, ModuleType] = {"
     (copy.folder / face).write_text(text.replace(begins, begins + '"lamps": lamps, '))
     new, changed = copy.cost()
-    assert (new, changed) == (["visattn/families/lamps.py"], {face: 3})
+    assert (new, changed) == (["visattn/core/families/lamps.py"], {face: 3})
     code = """
 from torch import nn
-from visattn.families import labels
+from visattn.core.families import labels
 class Lamp(nn.Module): pass
 print(labels(Lamp()))
 """

@@ -8,10 +8,10 @@ import torch
 
 import visattn
 from tests import tiny
+from visattn.core.geometry import Box
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import LayoutError, OptionError, ShapeError
-from visattn.geometry import Box
-from visattn.operators import SoftmaxOperator
-from visattn.records import FeatureRecord, Recording, TokenLayout
 
 PREFIX = ("cls", "register0")
 PLACE = tiny.layout(PREFIX, (5, 7))

@@ -13,9 +13,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from tests.oracles import maps as oracles
-from visattn.geometry import Box
-from visattn.operators import Operator, SoftmaxOperator
-from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
+from visattn.core.geometry import Box
+from visattn.core.operators import Operator, SoftmaxOperator
+from visattn.core.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
 
 PATCH = 16
 GRID = (2, 3)

@@ -8,41 +8,43 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from visattn.core.offers import offer
+
 if TYPE_CHECKING:
     from visattn import (
         captioning as captioning,
         data as data,
-        drawing as drawing,
         embedding as embedding,
         errors as errors,
         evaluation as evaluation,
+        models as models,
+        nn as nn,
+        studies as studies,
+        training as training,
+    )
+    from visattn.batch.films import explain_video as explain_video
+    from visattn.core import (
+        drawing as drawing,
         families as families,
         geometry as geometry,
         images as images,
         loading as loading,
         maps as maps,
         methods as methods,
-        models as models,
-        nn as nn,
         operators as operators,
         provenance as provenance,
         records as records,
-        studies as studies,
-        training as training,
     )
-    from visattn.batch.films import explain_video as explain_video
-    from visattn.capturing import AttentionCall as AttentionCall, permuted as permuted
-    from visattn.data.sources import load_image as load_image
-    from visattn.drawing.filmstrips import animation as animation, filmstrip as filmstrip
-    from visattn.drawing.gate_pages import gate_page as gate_page
-    from visattn.drawing.matrices import matrix_page as matrix_page
-    from visattn.drawing.overlays import colorize as colorize, overlay as overlay
-    from visattn.drawing.sheets import contact_sheet as contact_sheet
-    from visattn.errors import VisattnError as VisattnError
-    from visattn.evaluation.survey import Survey as Survey
-    from visattn.geometry import Geometry as Geometry
-    from visattn.loading import load_model as load_model
-    from visattn.maps import (
+    from visattn.core.capturing import AttentionCall as AttentionCall, permuted as permuted
+    from visattn.core.drawing.filmstrips import animation as animation, filmstrip as filmstrip
+    from visattn.core.drawing.gate_pages import gate_page as gate_page
+    from visattn.core.drawing.matrices import matrix_page as matrix_page
+    from visattn.core.drawing.overlays import colorize as colorize, overlay as overlay
+    from visattn.core.drawing.sheets import contact_sheet as contact_sheet
+    from visattn.core.geometry import Geometry as Geometry
+    from visattn.core.images.sources import load_image as load_image
+    from visattn.core.loading import load_model as load_model
+    from visattn.core.maps import (
         AttentionMap as AttentionMap,
         Heatmap as Heatmap,
         load_map as load_map,
@@ -50,92 +52,80 @@ if TYPE_CHECKING:
         normalize as normalize,
         save_map as save_map,
     )
-    from visattn.nn import attach as attach
-    from visattn.pipeline.batches import explain_batch as explain_batch
-    from visattn.pipeline.captures import capture as capture, intervene as intervene
-    from visattn.pipeline.explaining import explain as explain
-    from visattn.pipeline.explanation import Explanation as Explanation
-    from visattn.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
-    from visattn.pipeline.preprocessing import Preprocessing as Preprocessing
-    from visattn.pipeline.stages import explain_stages as explain_stages, stage_page as stage_page
-    from visattn.pipeline.tensors import prepare_tensor as prepare_tensor
-    from visattn.provenance import Provenance as Provenance
-    from visattn.records import (
+    from visattn.core.pipeline.batches import explain_batch as explain_batch
+    from visattn.core.pipeline.captures import capture as capture, intervene as intervene
+    from visattn.core.pipeline.explaining import explain as explain
+    from visattn.core.pipeline.explanation import Explanation as Explanation
+    from visattn.core.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
+    from visattn.core.pipeline.preprocessing import Preprocessing as Preprocessing
+    from visattn.core.pipeline.stages import explain_stages as explain_stages, stage_page as stage_page
+    from visattn.core.pipeline.tensors import prepare_tensor as prepare_tensor
+    from visattn.core.provenance import Provenance as Provenance
+    from visattn.core.records import (
         AttentionRecord as AttentionRecord,
         FeatureRecord as FeatureRecord,
         Recording as Recording,
         TokenLayout as TokenLayout,
     )
+    from visattn.errors import VisattnError as VisattnError
+    from visattn.evaluation.survey import Survey as Survey
+    from visattn.nn import attach as attach
     from visattn.studies import Study as Study, load_study as load_study, study as study
 
     __version__: str
 
 # public name -> module that defines it; no module shares its name with a public function, or importing it would replace the function
 _NAMES = {
-    "AttentionCall": "capturing",
-    "AttentionMap": "maps",
-    "AttentionRecord": "records",
-    "Explanation": "pipeline.explanation",
-    "FeatureRecord": "records",
-    "Geometry": "geometry",
-    "Heatmap": "maps",
-    "Prepared": "pipeline.inputs",
-    "Preprocessing": "pipeline.preprocessing",
-    "Provenance": "provenance",
-    "Recording": "records",
+    "AttentionCall": "core.capturing",
+    "AttentionMap": "core.maps",
+    "AttentionRecord": "core.records",
+    "Explanation": "core.pipeline.explanation",
+    "FeatureRecord": "core.records",
+    "Geometry": "core.geometry",
+    "Heatmap": "core.maps",
+    "Prepared": "core.pipeline.inputs",
+    "Preprocessing": "core.pipeline.preprocessing",
+    "Provenance": "core.provenance",
+    "Recording": "core.records",
     "Study": "studies",
     "Survey": "evaluation.survey",
-    "TokenLayout": "records",
+    "TokenLayout": "core.records",
     "VisattnError": "errors",
-    "animation": "drawing.filmstrips",
+    "animation": "core.drawing.filmstrips",
     "attach": "nn",
-    "capture": "pipeline.captures",
-    "colorize": "drawing.overlays",
-    "contact_sheet": "drawing.sheets",
-    "explain": "pipeline.explaining",
-    "explain_batch": "pipeline.batches",
-    "explain_stages": "pipeline.stages",
+    "capture": "core.pipeline.captures",
+    "colorize": "core.drawing.overlays",
+    "contact_sheet": "core.drawing.sheets",
+    "explain": "core.pipeline.explaining",
+    "explain_batch": "core.pipeline.batches",
+    "explain_stages": "core.pipeline.stages",
     "explain_video": "batch.films",
-    "filmstrip": "drawing.filmstrips",
-    "gate_page": "drawing.gate_pages",
-    "intervene": "pipeline.captures",
-    "load_image": "data.sources",
-    "load_map": "maps",
-    "load_maps": "maps",
-    "load_model": "loading",
+    "filmstrip": "core.drawing.filmstrips",
+    "gate_page": "core.drawing.gate_pages",
+    "intervene": "core.pipeline.captures",
+    "load_image": "core.images.sources",
+    "load_map": "core.maps",
+    "load_maps": "core.maps",
+    "load_model": "core.loading",
     "load_study": "studies",
-    "matrix_page": "drawing.matrices",
-    "normalize": "maps",
-    "overlay": "drawing.overlays",
-    "permuted": "capturing",
-    "prepare": "pipeline.inputs",
-    "prepare_batch": "pipeline.inputs",
-    "prepare_tensor": "pipeline.tensors",
-    "save_map": "maps",
-    "stage_page": "pipeline.stages",
+    "matrix_page": "core.drawing.matrices",
+    "normalize": "core.maps",
+    "overlay": "core.drawing.overlays",
+    "permuted": "core.capturing",
+    "prepare": "core.pipeline.inputs",
+    "prepare_batch": "core.pipeline.inputs",
+    "prepare_tensor": "core.pipeline.tensors",
+    "save_map": "core.maps",
+    "stage_page": "core.pipeline.stages",
     "study": "studies",
 }
-_PACKAGES = (
-    "captioning",
-    "data",
-    "drawing",
-    "embedding",
-    "errors",
-    "evaluation",
-    "families",
-    "geometry",
-    "images",
-    "loading",
-    "maps",
-    "methods",
-    "models",
-    "nn",
-    "operators",
-    "provenance",
-    "records",
-    "studies",
-    "training",
-)
+_CORE = "drawing", "families", "geometry", "images", "loading", "maps", "methods", "operators", "provenance", "records"
+_PACKAGES = {name: f"core.{name}" for name in _CORE} | {
+    name: name for name in ("captioning", "data", "embedding", "errors", "evaluation", "models", "nn", "studies", "training")
+}
+
+offer("image source", "scene", "visattn.data.scenes.by_number:scene_image")
+offer("networks", "visattn", "visattn.models.building")
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 
@@ -148,7 +138,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         globals()[name] = value
         return value
     if name in _PACKAGES:
-        return import_module(f"visattn.{name}")
+        return import_module(f"visattn.{_PACKAGES[name]}")
     raise AttributeError(f"module 'visattn' has no attribute {name!r}")
 
 

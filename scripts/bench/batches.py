@@ -21,12 +21,12 @@ from bench.measuring import load
 from bench.shared import THREADS
 from visattn._support.files import write_whole
 from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
-from visattn.drawing.pictures import to_png
+from visattn.core.drawing.pictures import to_png
+from visattn.core.pipeline.batches import explained
+from visattn.core.pipeline.inputs import prepare_with, read
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 from visattn.embedding import crops_of
-from visattn.pipeline.batches import explained
-from visattn.pipeline.inputs import prepare_with, read
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
 
 METHOD = "rollout"
 SIZE = 16  # images in a batch

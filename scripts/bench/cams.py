@@ -21,10 +21,11 @@ from torch import Tensor
 import visattn
 from bench.measuring import medians, plain, ratio, series
 from bench.shared import THREADS
-from visattn import data, methods
-from visattn.capturing import forget
-from visattn.pipeline.run import look
-from visattn.pipeline.targets import Target
+from visattn import data
+from visattn.core import methods
+from visattn.core.capturing import forget
+from visattn.core.pipeline.run import look
+from visattn.core.pipeline.targets import Target
 
 LAYER = "layer4"
 

@@ -9,10 +9,10 @@ import torch
 
 import visattn
 from bench.measuring import medians
-from visattn.capturing import forget
-from visattn.capturing.following.conclusions import concluded
-from visattn.capturing.following.readouts import Readouts
-from visattn.capturing.trace.tape import TAPES
+from visattn.core.capturing import forget
+from visattn.core.capturing.following.conclusions import concluded
+from visattn.core.capturing.following.readouts import Readouts
+from visattn.core.capturing.trace.tape import TAPES
 
 
 def main(name: str, threads: int, batch: int, rounds: int) -> dict[str, float]:

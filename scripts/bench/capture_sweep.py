@@ -18,8 +18,8 @@ import torch
 import visattn
 from bench.measuring import medians
 from bench.zoo import MODELS
-from visattn.capturing import forget
-from visattn.capturing.trace.tape import TAPES
+from visattn.core.capturing import forget
+from visattn.core.capturing.trace.tape import TAPES
 from visattn.errors import NoAttentionCaptured
 
 _THREADS, _BATCH = 1, 2

@@ -24,8 +24,8 @@ from PIL import Image
 import visattn
 from bench.measuring import load
 from visattn import data
-from visattn.pipeline.inputs import prepare_with
-from visattn.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.inputs import prepare_with
+from visattn.core.pipeline.preprocessing import Preprocessing
 
 RATE = 30
 SIZE = 16  # frames in a batch

@@ -14,7 +14,7 @@ import transformers
 
 import visattn
 from bench.measuring import medians
-from visattn.capturing import forget
+from visattn.core.capturing import forget
 
 SIZES = {
     "RTDetrForObjectDetection": (640, 640),

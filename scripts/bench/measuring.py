@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import visattn
 from bench.shared import THREADS
-from visattn import data, methods
+from visattn import data
+from visattn.core import methods
 
 LAST = "blocks.11.*"
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import visattn
 from bench.measuring import load, pixels, plain
 from bench.memory import forget_peak, status
-from visattn import methods
+from visattn.core import methods
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.run import look
+from visattn.core.pipeline.targets import Target
 from visattn.evaluation import heads
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import look
-from visattn.pipeline.targets import Target
 
 Run = Callable[[nn.Module, Tensor], Tensor | None]
 

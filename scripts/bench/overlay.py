@@ -19,8 +19,8 @@ import visattn
 from bench.measuring import medians
 from visattn import data
 from visattn._support.opencv import cv2
-from visattn.drawing import colormaps
-from visattn.geometry import Box, Geometry
+from visattn.core.drawing import colormaps
+from visattn.core.geometry import Box, Geometry
 
 WIDTH, HEIGHT, GRID = 1024, 768, 37
 ROUNDS, WARMUP = 400, 10  # about 20 s, so that a short burst of other work does not move a median

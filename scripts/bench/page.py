@@ -14,7 +14,7 @@ from bench.parts import PARTS
 from bench.parts.processes import ROOT, settings
 from bench.shared import THREADS
 from visattn._support.tables import Row, to_markdown
-from visattn.provenance import processor
+from visattn.core.provenance import processor
 
 DOCS = ROOT / "docs" / "benchmarks.md"
 SHORT = 10  # tables with more rows are folded

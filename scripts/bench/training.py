@@ -28,8 +28,8 @@ from torchvision import datasets, transforms
 import visattn
 from bench.shared import THREADS, TRAINING_BATCH
 from visattn import data
+from visattn.core.loading.blueprints import Blueprint
 from visattn.data import load_labeled
-from visattn.loading.blueprints import Blueprint
 from visattn.training import AttentionLogger, Config, train
 from visattn.training.batches import Samples, Stream, loader, training_transform
 

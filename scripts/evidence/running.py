@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from evidence.results import Result, keep, kept
 from evidence.tree import Tree, changed, part, read_by, tree_of
-from visattn.provenance import processor
+from visattn.core.provenance import processor
 
 WATCH = Path(__file__).parent / "watch"
 _LAST = 40  # lines of output that are kept

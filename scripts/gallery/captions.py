@@ -11,11 +11,11 @@ import visattn
 from visattn import data
 from visattn._support.files import write_whole
 from visattn.captioning import load_captioner
+from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.drawing.pictures import to_png
+from visattn.core.provenance import Provenance
 from visattn.data.captions.pictures import CaptionSceneDataset
-from visattn.drawing.pages import Cell, sheet
-from visattn.drawing.pictures import to_png
 from visattn.errors import VisattnError
-from visattn.provenance import Provenance
 
 CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
 CAPTIONERS = "soft", "hard"

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the profiles are written b
 
 from tests.images import icc
 from visattn import data
-from visattn.drawing.pages import Cell, sheet
+from visattn.core.drawing.pages import Cell, sheet
 
 PHOTOS = ("astronaut", "coffee", "rocket")
 

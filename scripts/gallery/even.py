@@ -10,8 +10,8 @@ from train_gates import gated
 
 import visattn
 from visattn import data, models
-from visattn.drawing.pages import Cell, sheet
-from visattn.maps.scaling import range_words
+from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.maps.scaling import range_words
 
 
 def even_sheet() -> Image.Image:

@@ -9,7 +9,7 @@ from torch import nn
 import visattn
 from visattn import data
 from visattn._support.opencv import cv2
-from visattn.drawing.pages import Cell, sheet
+from visattn.core.drawing.pages import Cell, sheet
 
 _SQUARE = 16  # pixels
 

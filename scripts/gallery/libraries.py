@@ -12,10 +12,10 @@ from torch import nn
 
 import visattn
 from visattn import data
-from visattn.drawing.pages import Cell, sheet
-from visattn.pipeline.explaining import answer
-from visattn.pipeline.question import ask
-from visattn.pipeline.recordings import recorded
+from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.recordings import recorded
 
 QUERIES = 3, 11, 40, 77  # object queries that are drawn
 METHODS: dict[str, tuple[str, dict[str, object]]] = {  # `layer` is the last block

@@ -11,10 +11,10 @@ from torch import nn
 
 import visattn
 from visattn import data
-from visattn.drawing.pages import Cell, sheet
-from visattn.pipeline.explaining import answer
-from visattn.pipeline.question import ask
-from visattn.pipeline.run import look, with_readout
+from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.run import look, with_readout
 
 PHOTOS = "coffee", "chelsea", "rocket"
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import visattn
+from visattn.core.drawing.pages import Cell, sheet
 from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
 from visattn.data.scenes.causes import CAUSES, VALUES, CausedScenes
-from visattn.drawing.pages import Cell, sheet
 from visattn.training import Config, train
 
 CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"

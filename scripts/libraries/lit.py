@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import visattn
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
 Inputs = dict[str, Any]
 _BY_ROWS = "muse"  # models whose image processor orders patches by rows; they are merged after the layers of attention

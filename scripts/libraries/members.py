@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from libraries.lit import captured, key_changes
-from visattn.records import Recording, TokenLayout
+from visattn.core.records import Recording, TokenLayout
 
 _IDS = "input_ids", "decoder_input_ids", "text"
 _FIRST, _LAST = 7, 90  # ids of plain words

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import visattn
 from libraries.lit import captured, lit_cells
 from libraries.members import lit_members
+from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured, VisattnError
-from visattn.records import Recording
 
 COLUMNS = "image", "calls", "placed", "kinds", "grids", "lit cells", "lit tokens", "wrong", "output", "refused"
 PIXELS = (

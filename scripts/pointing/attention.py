@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import visattn
 from pointing.photos import PRIOR, Measured, Part, Photo, copies_of, photos, references, times
-from visattn import data, methods
-from visattn.methods.sinks import find_sinks
-from visattn.pipeline.run import look
-from visattn.records import Recording
+from visattn import data
+from visattn.core import methods
+from visattn.core.methods.sinks import find_sinks
+from visattn.core.pipeline.run import look
+from visattn.core.records import Recording
 
 COLUMNS = {
     "heads, mean": "last layer, mean of heads",

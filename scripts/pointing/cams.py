@@ -10,11 +10,12 @@ import torch
 
 import visattn
 from pointing.photos import COPIES, ITSELF, PRIOR, Measured, Part, Photo, copies_of, photos, references, times
-from visattn import data, methods
-from visattn.families import cam_layer, labels
-from visattn.pipeline.run import look
-from visattn.pipeline.targets import Target
-from visattn.records import Recording
+from visattn import data
+from visattn.core import methods
+from visattn.core.families import cam_layer, labels
+from visattn.core.pipeline.run import look
+from visattn.core.pipeline.targets import Target
+from visattn.core.records import Recording
 
 MODEL = "tf_efficientnet_lite0"
 POSITIVE = "CAM, positive part"

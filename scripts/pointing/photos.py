@@ -17,9 +17,9 @@ import visattn
 from visattn import evaluation
 from visattn._support.tables import Row
 from visattn._support.types import Resize
+from visattn.core.maps import AttentionMap
+from visattn.core.pipeline.inputs import Prepared
 from visattn.evaluation.intervals import mean_interval
-from visattn.maps import AttentionMap
-from visattn.pipeline.inputs import Prepared
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn.drawing.plots import figures
+from visattn.core.drawing.plots import figures
+from visattn.core.provenance import Provenance
 from visattn.evaluation.intervals import mean_interval
-from visattn.provenance import Provenance
 
 _TITLES = {
     "object": "networks that learned shapes:\ndoes the map find the object?",

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 import visattn
 from truth.measure import touches, without_the_mean
 from visattn import evaluation
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.pipeline.inputs import prepare_batch
 from visattn.data.scenes import Scenes
 from visattn.data.scenes.causes import CausedScenes
 from visattn.evaluation.cells import cells_of
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
 from visattn.nn import CBAM
-from visattn.pipeline.inputs import prepare_batch
 
 Part = Literal["channel", "spatial"]
 _BEFORE = {

@@ -19,17 +19,17 @@ from torch import nn
 
 import visattn
 from visattn import evaluation
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.methods import METHODS, name_of
+from visattn.core.methods.gate_maps import PLACES
+from visattn.core.pipeline.inputs import prepare_batch
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.run import look
 from visattn.data.scenes import Scene, Scenes
 from visattn.data.scenes.causes import CausedScene, CausedScenes
 from visattn.errors import OptionError
 from visattn.evaluation.cells import cells_of
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
-from visattn.methods import METHODS, name_of
-from visattn.methods.gate_maps import PLACES
-from visattn.pipeline.inputs import prepare_batch
-from visattn.pipeline.question import ask
-from visattn.pipeline.run import look
 
 Array = NDArray[np.float64]
 

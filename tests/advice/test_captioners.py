@@ -19,9 +19,9 @@ from visattn.captioning.encoders import encoder
 from visattn.captioning.folders import load
 from visattn.captioning.generated import generate_text
 from visattn.captioning.vocabulary import Vocabulary
+from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes
 from visattn.errors import DataError, LayoutError, ModelError, UnsupportedModel, WeightsError
-from visattn.provenance import Provenance
 
 
 def captioned(captioner: Captioner) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from torch import nn
 
 from tests.advice.tensors import kept, same
 from tests.loading.test_models import weights
+from visattn.core.loading import load_model
 from visattn.errors import ResourceError, WeightsError
-from visattn.loading import load_model
 
 MODEL = "test_vit"
 pytestmark = pytest.mark.filterwarnings("ignore::visattn.errors.VisattnNote")

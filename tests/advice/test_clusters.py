@@ -17,8 +17,8 @@ from tests.batch import cluster
 from tests.batch.kills import files_of
 from visattn.batch import Batches, Journal, Ledger
 from visattn.batch.cluster import Explainer
+from visattn.core.loading.weights import state_digest
 from visattn.errors import ModelError
-from visattn.loading.weights import state_digest
 
 
 def from_file(file: Path) -> nn.Module:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import families
+from visattn.core import families
+from visattn.core.geometry import Box
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.pipeline import inputs
+from visattn.core.pipeline.run import scoring
+from visattn.core.pipeline.targets import Target
 from visattn.errors import ImageError, LayoutError, ModelError, UnsupportedModel, VisattnNote
-from visattn.geometry import Box
-from visattn.operators import SoftmaxOperator
-from visattn.pipeline import inputs
-from visattn.pipeline.run import scoring
-from visattn.pipeline.targets import Target
 
 MODEL = "test_vit"
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))

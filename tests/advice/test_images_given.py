@@ -21,8 +21,8 @@ from tests.images import tiff
 from tests.images.making import encoded, photo_of
 from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn._support.language import in_shell
+from visattn.core.images import as_photo
 from visattn.errors import ImageError, UnsupportedModel
-from visattn.images import as_photo
 
 
 def test_names_of_photos_and_scenes_are_corrected() -> None:
@@ -212,7 +212,7 @@ def test_an_address_that_is_none_is_not_called_out_of_reach(address: str) -> Non
 @pytest.mark.parametrize("limit", ["max_pixels", "max_bytes"])
 def test_a_limit_is_named_only_where_it_can_be_raised(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.png").write_bytes(PNG)
-    monkeypatch.setattr(f"visattn.images.loading.{limit.upper()}", 100)
+    monkeypatch.setattr(f"visattn.core.images.loading.{limit.upper()}", 100)
     with pytest.raises(ImageError, match=r"(scale the image down|check the file)$"):
         visattn.overlay(tmp_path / "x.png", np.eye(40, 50, dtype=np.float32))
     with pytest.raises(ImageError, match=f"(scale the image down|check the file), or raise {limit}$"):

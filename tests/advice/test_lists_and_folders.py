@@ -13,9 +13,9 @@ from tests.batch.kills import go
 from visattn._support.types import MapFormat
 from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Outcome, Wanted, Work, items_of, run
 from visattn.batch.remote import STORES, remote_files
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 from visattn.errors import ImageError
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
 
 
 def test_a_remote_file_with_a_reserved_name_is_renamed() -> None:

@@ -19,9 +19,9 @@ import visattn
 from tests import tiny
 from tests.maps.making import WINDOWS, make_map, random_map
 from visattn._support.language import in_shell
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import load_map, load_maps, normalize, pack_maps, save_map, value_range
 from visattn.errors import MapError, ModelError
-from visattn.geometry import Box, Geometry
-from visattn.maps import load_map, load_maps, normalize, pack_maps, save_map, value_range
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
 WHOLE = Geometry((48, 64), tiny.INPUT, Box(0, 0, 48, 64))

@@ -16,11 +16,10 @@ import visattn
 from tests.advice.tensors import kept, same
 from tests.loading.test_models import weights
 from visattn._support.language import in_shell
-from visattn.data.weights import offline
+from visattn.core.loading import load_model, offline, open_clip_models, timm_models
+from visattn.core.loading.downloads import Unreachable
+from visattn.core.loading.models import check_device
 from visattn.errors import ModelError, ResourceError, UnsupportedModel, WeightsError
-from visattn.loading import load_model, open_clip_models, timm_models
-from visattn.loading.downloads import Unreachable
-from visattn.loading.models import check_device
 from visattn.training.run import processes
 
 MODEL = "test_vit"

@@ -13,8 +13,8 @@ import pytest
 from tests.advice.tensors import same
 from tests.loading.test_folders import blueprint, change, saved
 from visattn._support.language import in_shell
+from visattn.core.loading import load_model
 from visattn.errors import UnsupportedModel, WeightsError
-from visattn.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::visattn.errors.VisattnNote")
 

@@ -19,12 +19,12 @@ from tests import tiny
 from tests.families.test_custom import Own
 from tests.test_holes import holed
 from visattn import evaluation
-from visattn.drawing.filmstrips import entropies
+from visattn.core.drawing.filmstrips import entropies
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.records import TokenLayout
 from visattn.errors import LayoutError, MapError, UnsupportedModel
 from visattn.evaluation.survey import Survey
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.records import TokenLayout
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
 WHOLE = Geometry((40, 60), tiny.INPUT, Box(0, 0, 40, 60), "whole")

@@ -17,8 +17,8 @@ from torch import nn
 import visattn
 from tests.advice.tensors import kept, same
 from tests.loading.test_transformers_models import settings, vit
+from visattn.core.loading import load_model
 from visattn.errors import UnsupportedModel, WeightsError
-from visattn.loading import load_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::visattn.errors.VisattnNote")
 

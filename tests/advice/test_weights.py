@@ -26,9 +26,8 @@ from tests.captioning.test_folder import kept
 from tests.loading import test_folders as runs
 from tests.loading.test_transformers_models import settings, vit
 from tests.serving import Store, store  # noqa: F401 - a fixture
-from visattn.data.weights import offline
+from visattn.core.loading import downloads, folders, load_model, offline
 from visattn.errors import UnsupportedModel, WeightsError
-from visattn.loading import downloads, folders, load_model
 
 
 def test_another_order_of_tensors_is_read_with_another_version_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:

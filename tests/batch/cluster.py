@@ -24,9 +24,9 @@ from tests import tiny
 from tests.batch.kills import files_of
 from visattn.batch import Asked, Batches, Entry, Item, Journal, Ledger, Outcome, Wanted, Work, items_of, run
 from visattn.batch.cluster import Actors, run_on_ray
-from visattn.loading.weights import state_digest
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
+from visattn.core.loading.weights import state_digest
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 
 METHOD = "rollout"
 SIZE = 4  # images in a batch

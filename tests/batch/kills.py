@@ -23,8 +23,8 @@ from PIL import Image
 
 from tests import tiny
 from visattn.batch import Asked, Batches, Entry, Item, Journal, Ledger, Outcome, Wanted, Work, items_of, run
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 
 COUNT = 11
 _KILLS = 12  # of one run

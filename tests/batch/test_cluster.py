@@ -16,8 +16,8 @@ from tests.batch.cluster import SIZE
 from tests.batch.kills import files_of
 from visattn.batch import Batches, Entry, Item, Journal, Ledger
 from visattn.batch.cluster import Actors, Explainer, actor_count, run_on_ray
+from visattn.core.loading.weights import state_digest
 from visattn.errors import ModelError, OptionError, OutputError, VisattnError
-from visattn.loading.weights import state_digest
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from visattn import load_image, load_map
 from visattn._support.files import check_output, write_whole
 from visattn._support.outside import fault_of, folded
 from visattn.batch import archives, items_of
+from visattn.core.images.loading import bounded
 from visattn.errors import ImageError, MapError, OutputError
-from visattn.images.loading import bounded
 
 __all__ = ["run"]
 
@@ -464,8 +464,8 @@ def test_a_line_of_a_list_may_name_a_member_or_an_odd_file(place: Path) -> None:
 
 def test_every_save_of_python_replaces_by_default_and_can_refuse() -> None:
     from visattn.batch.films import explain_video
+    from visattn.core.pipeline.explanation import Explanation
     from visattn.embedding import save_html, save_npz
-    from visattn.pipeline.explanation import Explanation
     from visattn.studies import Study
 
     functions = (Explanation.save, Explanation.save_map, Study.save, Study.save_html, save_html, save_npz, explain_video)
@@ -523,7 +523,7 @@ def test_a_stream_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
             return self.read(1)
 
     clock = [0.0]
-    monkeypatch.setattr("visattn.images.loading.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("visattn.core.images.loading.time.monotonic", lambda: clock[0])
     with pytest.raises(ImageError, match="x: answers too slowly, below 1 kB a second; try again, or download it"):
         bounded(Trickle(bytes(10**6)), 2**20, "x")
     assert clock[0] < 30

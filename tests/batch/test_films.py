@@ -26,12 +26,12 @@ from tests.images import icc
 from visattn.batch.films import Film, Looks, Walk, explain_video, reading
 from visattn.batch.films.mapping import chosen, exact, maps_of
 from visattn.batch.films.writing import writing
+from visattn.core.geometry import Box
+from visattn.core.maps import value_range
+from visattn.core.pipeline.batches import Asked
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 from visattn.errors import ImageError, OptionError, OutputError, ResourceError, VisattnNote
-from visattn.geometry import Box
-from visattn.maps import value_range
-from visattn.pipeline.batches import Asked
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
 
 COUNT = 12
 FRAMES = [films.scene(number) for number in range(COUNT)]

@@ -17,9 +17,9 @@ from tests.batch import kills
 from tests.batch.kills import COUNT
 from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Wanted, Work, items_of, run
 from visattn.batch.statistics import collected
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 from visattn.errors import OptionError, OutputError
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
 
 SIZE = 4
 

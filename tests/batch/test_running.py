@@ -32,10 +32,10 @@ from visattn.batch import (
     run,
     work,
 )
-from visattn.drawing.pictures import to_png
+from visattn.core.drawing.pictures import to_png
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
 from visattn.errors import MapError, OptionError, OutputError, ResourceError
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
 
 
 @pytest.fixture(scope="module")

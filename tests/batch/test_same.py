@@ -17,10 +17,10 @@ from tests.cli.test_commands import Run, run
 from visattn.batch import Asked, Batches, Journal, Ledger, Outcome, Wanted, Work, items_of, run as run_batches, settings
 from visattn.batch.sampling import TOLERANCE, distance
 from visattn.batch.settings import plain, settings_of, structure_of
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
+from visattn.core.provenance import versions
 from visattn.errors import OutputError
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
-from visattn.provenance import versions
 
 __all__ = ["run"]
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from visattn.batch import items_of
+from visattn.core.images import image_facts
 from visattn.errors import ImageError, OptionError
-from visattn.images import image_facts
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import visattn
 from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
 from visattn.captioning import Caption, Captioner, load_captioner, search
 from visattn.captioning.folders import load, save
+from visattn.core.geometry import Box
+from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes
 from visattn.errors import ImageError, LayoutError, OptionError, ShapeError
-from visattn.geometry import Box
 from visattn.models.show_attend_tell import ATTENTIONS, END, UNKNOWN, Attention
-from visattn.provenance import Provenance
 
 COUNT = 3
 

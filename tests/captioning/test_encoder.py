@@ -13,8 +13,8 @@ import torchvision
 from torch import Tensor, nn
 
 from visattn.captioning.encoders import FeatureMap, encoder, receptive_field
+from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import OptionError, UnsupportedModel
-from visattn.loading.blueprints import Blueprint
 from visattn.models import LocalFeatures
 
 OWN = """

@@ -16,12 +16,12 @@ from torch import nn
 
 from visattn.captioning import Captioner, load_captioner
 from visattn.captioning.folders import CaptionerBlueprint, load, save
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes
 from visattn.errors import OptionError, OutputError, UnsupportedModel, WeightsError
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import ATTENTIONS, END, Attention
-from visattn.provenance import Provenance
 
 WORDS = ("<end>", "<unknown>", "a", "red", "disc", "left")
 LOCAL = Blueprint("visattn_local_features", (), 3, (64, 64), (0.5,) * 3, (0.25,) * 3, options={"width": 8})

@@ -8,7 +8,7 @@ from torch import nn
 import visattn
 from tests.capturing.written_out import write_out
 from visattn import data
-from visattn.capturing.following.tracing import TokenTracer
+from visattn.core.capturing.following.tracing import TokenTracer
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import CaptureError, NoAttentionCaptured
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord, Recording
 
 SIZE, PATCH, GRID, WIDTH = (32, 48), 4, (8, 12), 16
 Between = Callable[..., Tensor]  # takes the model, its tokens (B, N, C) and further arguments; returns tokens

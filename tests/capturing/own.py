@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import tiny
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 LAYERS = ["blocks.0.attn", "blocks.1.attn"]

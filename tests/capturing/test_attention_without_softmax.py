@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests.capturing.moving import image
-from visattn.capturing.following.sums import LINEAR, UNTRACED
+from visattn.core.capturing.following.sums import LINEAR, UNTRACED
 from visattn.errors import OptionError
 
 N, D = 96, 16

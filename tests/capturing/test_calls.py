@@ -15,8 +15,8 @@ from torchvision.models import VisionTransformer
 import visattn
 from tests import tiny
 from tests.capturing import own
+from visattn.core.records import Recording
 from visattn.errors import UnsupportedModel
-from visattn.records import Recording
 
 TOKENS = 7
 BOOLEAN = torch.rand(2, 1, TOKENS, TOKENS, generator=torch.Generator().manual_seed(0)) > 0.4

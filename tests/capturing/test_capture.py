@@ -20,8 +20,8 @@ from tests.capturing.written_out import run, write_out
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
 from visattn import models
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord
 
 every_model = pytest.mark.parametrize("name", list(tiny.MODELS))
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import visattn
 from tests.capturing.moving import GRID, WIDTH, Moving, image, see
-from visattn.capturing import forget
-from visattn.records import Recording
+from visattn.core.capturing import forget
+from visattn.core.records import Recording
 
 
 class TwoStage(Moving):

@@ -20,7 +20,7 @@ from tests.capturing.moving import WIDTH
 from tests.capturing.within import verdicts
 from tests.capturing.within.common import WEIGHTED
 from tests.capturing.within.model import TOKENS, Change, Mover, Program, grid, made, planes, quietly, raster
-from visattn.capturing.trace.tape import TAPES
+from visattn.core.capturing.trace.tape import TAPES
 
 REFUSED = ("refused", "refused although placeable")
 SHIFT: list[list[float]] = [[0.0, 0, 0], [0, 0, 1], [0, 0, 0]]

@@ -16,7 +16,7 @@ from torch.utils import swap_tensors
 import visattn
 from tests import tiny
 from tests.capturing.moving import Moving, image, judged, see
-from visattn.capturing.placing import weak
+from visattn.core.capturing.placing import weak
 
 
 def _tokens(_: nn.Module, t: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import nn as ours
+from visattn.core.geometry import Box
+from visattn.core.methods import gates
+from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.evaluation.gates import gate_statistics
-from visattn.geometry import Box
-from visattn.methods import gates
-from visattn.records import FeatureRecord, Recording, TokenLayout
 
 
 class ChannelGate(nn.Module):

@@ -17,9 +17,9 @@ import visattn
 from tests import tiny
 from tests.capturing import own, small
 from tests.conftest import Figures
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import CaptureError, OptionError
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord, Recording
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 

@@ -17,8 +17,8 @@ from tests.capturing.heads import cases, judge, timm_and_transformers
 from tests.capturing.heads.composed import HEADS
 from tests.capturing.heads.model import BEFORE, PATCHES, Head, Model, images, masks
 from tests.capturing.heads.truth import Truth, truths
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.records import Recording
 
 
 def test_there_are_enough_heads() -> None:

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import visattn
 from tests import tiny
 from tests.capturing import own, small
+from visattn.core.records import Recording
 from visattn.errors import CaptureError, OptionError, UnsupportedModel
-from visattn.records import Recording
 
 LAYERS = ["blocks.0.attn", "blocks.1.attn"]
 

@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 import visattn
 from tests import tiny
-from visattn.capturing import permuted
+from visattn.core.capturing import permuted
+from visattn.core.families import AttentionCall
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
-from visattn.families import AttentionCall
 
 
 def swin() -> nn.Module:

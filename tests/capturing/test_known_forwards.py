@@ -18,8 +18,8 @@ import visattn
 from tests import tiny
 from tests.capturing import own
 from tests.zoo import FAMILIES
+from visattn.core.records import Recording
 from visattn.errors import CaptureError, NoAttentionCaptured
-from visattn.records import Recording
 
 READ = 2  # forward passes after which the next is certainly compared with a tape
 

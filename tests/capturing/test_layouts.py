@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests import places, zoo
 from tests.places import Probe, Size
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
 SIZES = {f"{name} {size[0]} x {size[1]}": (name, size) for name, family in zoo.FAMILIES.items() for size in family.sizes}
 

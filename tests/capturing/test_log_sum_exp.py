@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from visattn.capturing.intercept.calls import FusedCall
-from visattn.operators.fused import LogSumExpReader
+from visattn.core.capturing.intercept.calls import FusedCall
+from visattn.core.operators.fused import LogSumExpReader
 
 ATEN: Any = torch.ops.aten
 SHAPE = 2, 3, 100, 64

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import NoAttentionCaptured
-from visattn.records import AttentionRecord, Recording, TokenLayout
 
 BATCH, SIZE = 2, (32, 48)
 PATCH, ROWS, COLUMNS, WIDTH, HEADS = 4, 8, 12, 16, 2

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.capturing.moving import GRID, PATCH, SIZE, WIDTH, Moving, image, see
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord
 from visattn.errors import CaptureError
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord
 
 FRAMES = 4
 

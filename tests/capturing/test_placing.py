@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.capturing.moving import GRID, WIDTH, Moving, image, judged
-from visattn.capturing.placing.nodes import Nodes
-from visattn.capturing.placing.steps import Recorder
-from visattn.capturing.placing.table import ROWS, contents_of, row_of
+from visattn.core.capturing.placing.nodes import Nodes
+from visattn.core.capturing.placing.steps import Recorder
+from visattn.core.capturing.placing.table import ROWS, contents_of, row_of
 
 Change = Callable[[Any, Tensor], Tensor]
 COUNT = GRID[0] * GRID[1]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torchvision.ops import deform_conv2d
 
 import visattn
-from visattn.capturing.trace.tape import TAPES, forget
+from visattn.core.capturing.trace.tape import TAPES, forget
+from visattn.core.records import AttentionRecord
 from visattn.errors import LayoutError, NoAttentionCaptured, OptionError
-from visattn.records import AttentionRecord
 
 ROWS, COLUMNS, PATCH, WIDTH = 6, 8, 4, 8
 BRIGHT = 50.0

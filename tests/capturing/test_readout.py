@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 import visattn
 from tests import tiny
 from tests.capturing import own
+from visattn.core.methods.queries import weights_of
 from visattn.errors import OptionError
-from visattn.methods.queries import weights_of
 
 SIDE = 64
 

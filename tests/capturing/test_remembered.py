@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.capturing import own
-from visattn.records import Recording
+from visattn.core.records import Recording
 
 
 def run(model: nn.Module, x: Tensor, **given: Any) -> Recording:

@@ -13,8 +13,8 @@ import transformers
 from torch import Tensor, nn
 
 import visattn
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import LayoutError, OptionError
-from visattn.records import AttentionRecord, Recording
 
 BATCH, HEADS, POINTS, WIDTH = 2, 2, 3, 16
 SIZE = 32, 48

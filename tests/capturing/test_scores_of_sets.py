@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.capturing.moving import GRID, WIDTH, Moving, image, see
-from visattn.records import Recording
+from visattn.core.records import Recording
 
 SLOTS = 5
 NAMES = tuple(f"query{i}" for i in range(SLOTS))

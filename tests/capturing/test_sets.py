@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import visattn
 from tests.capturing.moving import GRID, PATCH, WIDTH, Moving, image, see
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord
 from visattn.errors import OptionError
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord
 
 WORDS = 5
 

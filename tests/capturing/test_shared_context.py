@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import visattn
-from visattn.families import cam_layer
-from visattn.records import TokenLayout
+from visattn.core.families import cam_layer
+from visattn.core.records import TokenLayout
 
 GRID = 6, 12
 PATCH = 4

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import methods
+from visattn.core import methods
 
 _SIZES: dict[str, Any] = {"img_size": tiny.INPUT, "num_classes": 4}
 _VIT = _SIZES | {"embed_dim": 32, "depth": 2, "num_heads": 2}

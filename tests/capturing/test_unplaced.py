@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny, zoo
-from visattn.records import Recording
+from visattn.core.records import Recording
 
 
 class Patches(nn.Module):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.capturing.written_out import run, write_out
-from visattn import methods
+from visattn.core import methods
+from visattn.core.operators import MatrixOperator
+from visattn.core.records import Recording
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
-from visattn.operators import MatrixOperator
-from visattn.records import Recording
 
 
 def test_nested_captures_of_one_model_both_record() -> None:

@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 import visattn
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.records import Recording
 
 PHOTO = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
 

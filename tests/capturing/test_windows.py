@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny, zoo
 from tests.conftest import Figures
-from visattn.records import AttentionRecord
+from visattn.core.records import AttentionRecord
 
 Size = tuple[int, int]
 Position = Callable[[int, int], int]  # index of the token at a row and column in the layer's own output

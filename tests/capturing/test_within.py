@@ -16,7 +16,7 @@ from tests.capturing.moving import GRID, WIDTH
 from tests.capturing.within import FAMILIES, generated, judge, verdicts
 from tests.capturing.within.judge import Claim
 from tests.capturing.within.model import TOKENS, Program, planes, raster
-from visattn.records import TokenLayout
+from visattn.core.records import TokenLayout
 
 MOVES = {"as they are": lambda _, t: t, "turned": lambda _, t: t.flip(1), "rolled": lambda _, t: t.roll(5, 1)}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import visattn
-from visattn.records import Recording
+from visattn.core.records import Recording
 
 
 def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Recording]:

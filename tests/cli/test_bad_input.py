@@ -570,5 +570,5 @@ def test_full_disk_during_work_is_not_reported_as_a_stdout_error(
     def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("visattn.loading.load_model", failing)
+    monkeypatch.setattr("visattn.core.loading.load_model", failing)
     assert run("overlay", photo) == (5, "", f"visattn: error: {line}\n")

@@ -17,10 +17,10 @@ from visattn.batch import Asked, Wanted, Work
 from visattn.batch.settings import settings_of
 from visattn.batch.statistics import in_turn
 from visattn.cli.batch import batch_command
-from visattn.maps import load_map
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import ask
-from visattn.pipeline.targets import Target
+from visattn.core.maps import load_map
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.targets import Target
 
 __all__ = ["run"]
 

@@ -284,7 +284,7 @@ def test_doctor_uses_the_network_only_with_the_option(run: Run, monkeypatch: pyt
         asked.append(name)
         return name
 
-    monkeypatch.setattr("visattn.loading.timm_models.reach_hub", reached)
+    monkeypatch.setattr("visattn.core.loading.timm_models.reach_hub", reached)
     code, out, _ = run("doctor")
     assert (code, asked) == (0, [])
     assert "model hub" in out

@@ -9,7 +9,7 @@ import pytest
 
 from visattn._support.types import Fusion
 from visattn.cli.late import method_options
-from visattn.methods import METHODS
+from visattn.core.methods import METHODS
 
 OPTIONS = {option.name: option for option in method_options()}
 NOT_GIVEN = {"dtype", "image", "seed"}  # torch's own dtype, the index in a batch, and an option of every command

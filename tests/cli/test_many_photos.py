@@ -15,10 +15,10 @@ from PIL import Image
 
 from tests.cli.test_commands import COLORED, NAMED, TINY, Run, run
 from visattn import captioning
+from visattn.core.pipeline import explaining
+from visattn.core.pipeline.inputs import Prepared
 from visattn.errors import MapError
 from visattn.evaluation import survey
-from visattn.pipeline import explaining
-from visattn.pipeline.inputs import Prepared
 
 __all__ = ["run"]  # a fixture
 

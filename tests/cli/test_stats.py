@@ -17,9 +17,9 @@ from PIL import Image
 import visattn
 from tests.cli.test_commands import TINY, Run, python, run
 from visattn._support.tables import STATISTICS
+from visattn.core.pipeline.run import look
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
 from visattn.nn import ATTENTION
-from visattn.pipeline.run import look
 
 __all__ = ["run"]
 

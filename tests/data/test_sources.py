@@ -15,10 +15,10 @@ from PIL import Image
 import visattn
 from tests.cli.test_commands import Run, run as run
 from visattn import data
+from visattn.core.images import image_facts
+from visattn.core.images.sources import as_file
 from visattn.data import scenes
-from visattn.data.sources import as_file
 from visattn.errors import ImageError
-from visattn.images import image_facts
 
 
 class Pictures(BaseHTTPRequestHandler):

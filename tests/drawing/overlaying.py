@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, Heatmap, MapFacts
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, Heatmap, MapFacts
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 
 Values = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from visattn.drawing.colormaps import DIVERGING, NAMES, NOT_MONOTONE, SEQUENTIAL, table
+from visattn.core.drawing.colormaps import DIVERGING, NAMES, NOT_MONOTONE, SEQUENTIAL, table
 from visattn.errors import OptionError
 
 every = pytest.mark.parametrize("name", NAMES)

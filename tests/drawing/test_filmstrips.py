@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from visattn._support.opencv import cv2
-from visattn.drawing.colormaps import table
-from visattn.drawing.filmstrips import animation, entropies, filmstrip
+from visattn.core.drawing.colormaps import table
+from visattn.core.drawing.filmstrips import animation, entropies, filmstrip
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.records import TokenLayout
 
 GREEN = (0, 200, 0)
 INPUT = (32, 48)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import nn as ours
-from visattn.drawing import gate_pages
-from visattn.drawing.gate_pages import gate_page
-from visattn.drawing.pictures import Picture
+from visattn.core.drawing import gate_pages
+from visattn.core.drawing.gate_pages import gate_page
+from visattn.core.drawing.pictures import Picture
+from visattn.core.methods import gates
+from visattn.core.methods.gate_maps import mixed
+from visattn.core.pipeline.inputs import Prepared, prepare
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.methods import gates
-from visattn.methods.gate_maps import mixed
-from visattn.pipeline.inputs import Prepared, prepare
-from visattn.records import Recording
 
 PANEL = 64
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visattn.drawing.plots import head_statistics
-from visattn.provenance import Provenance
+from visattn.core.drawing.plots import head_statistics
+from visattn.core.provenance import Provenance
 
 LAYERS: list[dict[str, Any]] = [
     {

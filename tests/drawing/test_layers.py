@@ -16,14 +16,14 @@ from PIL import Image
 import visattn
 from tests.cli.test_commands import COLORED, TINY, Run, photo, run
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, heat_values, heatmap, noise
-from visattn.drawing import colormaps, contact_sheet, overlay
-from visattn.drawing.pictures import Picture
+from visattn.core.drawing import colormaps, contact_sheet, overlay
+from visattn.core.drawing.pictures import Picture
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, Detection, MapFacts
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 from visattn.errors import OptionError, VisattnWarning
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, Detection, MapFacts
-from visattn.pipeline.explanation import Explanation
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
 
 __all__ = ["photo", "run"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from visattn.drawing.plots import figures, learning_curves
+from visattn.core.drawing.plots import figures, learning_curves
+from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
-from visattn.provenance import Provenance
 
 FACTS = Provenance(model="vit $x_1$", method="training")
 LOG: list[dict[str, Any]] = [

@@ -22,12 +22,12 @@ from tests.cli.test_commands import TINY, Run, photo, run
 from tests.cli.test_gates import CBAM
 from tests.methods.test_signed import glimpsing
 from visattn.cli.demo import demo_page
-from visattn.drawing.marks import outline, ring, spotlight
-from visattn.drawing.overlays import colorize
-from visattn.drawing.pictures import Picture
+from visattn.core.drawing.marks import outline, ring, spotlight
+from visattn.core.drawing.overlays import colorize
+from visattn.core.drawing.pictures import Picture
+from visattn.core.maps import normalize
+from visattn.core.provenance import Provenance
 from visattn.errors import VisattnWarning
-from visattn.maps import normalize
-from visattn.provenance import Provenance
 from visattn.training import AttentionLogger
 
 __all__ = ["photo", "run"]

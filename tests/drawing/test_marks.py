@@ -13,11 +13,11 @@ from PIL import Image
 import visattn
 from tests import tiny
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, heatmap, noise
-from visattn.drawing.marks import outline, ring, spotlight
-from visattn.drawing.overlays import overlay
+from visattn.core.drawing.marks import outline, ring, spotlight
+from visattn.core.drawing.overlays import overlay
+from visattn.core.geometry import Box, Geometry
+from visattn.core.provenance import Sink
 from visattn.errors import ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.provenance import Sink
 
 
 def far_from_border(mask: NDArray[np.bool_], distance: int) -> NDArray[np.bool_]:

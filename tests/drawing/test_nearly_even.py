@@ -17,15 +17,15 @@ from torch import Tensor, nn
 import visattn
 from tests.maps.making import make_map
 from visattn.batch.films import explain_video
-from visattn.drawing import contact_sheet, gate_pages, overlay, sheets
-from visattn.drawing.gate_pages import gate_page
-from visattn.drawing.pages import Cell
+from visattn.core.drawing import contact_sheet, gate_pages, overlay, sheets
+from visattn.core.drawing.gate_pages import gate_page
+from visattn.core.drawing.pages import Cell
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import Heatmap, normalize
+from visattn.core.maps.scaling import nearly_even
+from visattn.core.pipeline.inputs import prepare
 from visattn.errors import VisattnWarning
-from visattn.geometry import Box, Geometry
-from visattn.maps import Heatmap, normalize
-from visattn.maps.scaling import nearly_even
 from visattn.nn import publish
-from visattn.pipeline.inputs import prepare
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8))
 EVEN = torch.linspace(0.5052, 0.5073, 24).view(4, 6)  # gates of a network early in training

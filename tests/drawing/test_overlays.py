@@ -17,14 +17,14 @@ from PIL import Image
 
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, How, Values, heat_values, heatmap, noise
 from visattn._support.types import Colormap
-from visattn.drawing.colormaps import table
-from visattn.drawing.overlays import colorize, overlay, rgb_components
-from visattn.drawing.pictures import to_png
+from visattn.core.drawing.colormaps import table
+from visattn.core.drawing.overlays import colorize, overlay, rgb_components
+from visattn.core.drawing.pictures import to_png
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, Heatmap, normalize
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 from visattn.errors import ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, Heatmap, normalize
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
 
 Pixels = NDArray[np.uint8]
 
@@ -183,10 +183,10 @@ def test_pixels_beyond_the_last_patch_are_unchanged() -> None:
 NOTHING_SEEN = """
 import torch
 from PIL import Image
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.records import TokenLayout
-from visattn.drawing import overlay
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.records import TokenLayout
+from visattn.core.drawing import overlay
 layout = TokenLayout("tokens", (), (2, 3), Box(0, 0, 32, 48))
 place = Geometry((1, 1000), (32, 48), Box(0.05, 499.6, 0.95, 500.4))
 heat = AttentionMap(torch.rand(2, 3), (), layout, {}, "attention").to_heatmap(place)

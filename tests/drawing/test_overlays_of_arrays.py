@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, How, heat_values, heatmap, noise
-from visattn.drawing.colormaps import table
-from visattn.drawing.overlays import colorize, overlay
+from visattn.core.drawing.colormaps import table
+from visattn.core.drawing.overlays import colorize, overlay
+from visattn.core.maps import normalize
 from visattn.errors import ImageError, MapError, OptionError, ShapeError, VisattnWarning
-from visattn.maps import normalize
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-30, 1e-45, -3.0], ids=["0", "1", "1e-30", "denormal", "-3"])

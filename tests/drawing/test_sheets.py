@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from visattn._support.opencv import cv2
-from visattn.drawing.colormaps import table
-from visattn.drawing.marks import outline
-from visattn.drawing.matrices import matrix_page
-from visattn.drawing.overlays import overlay
-from visattn.drawing.pages import Bar, Cell, sheet, side_by_side
-from visattn.drawing.sheets import contact_sheet
+from visattn.core.drawing.colormaps import table
+from visattn.core.drawing.marks import outline
+from visattn.core.drawing.matrices import matrix_page
+from visattn.core.drawing.overlays import overlay
+from visattn.core.drawing.pages import Bar, Cell, sheet, side_by_side
+from visattn.core.drawing.sheets import contact_sheet
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.records import TokenLayout
 
 GREEN = (0, 200, 0)
 PANEL = 120
@@ -324,11 +324,11 @@ import re
 import resource
 import torch
 from PIL import Image
-from visattn.drawing.sheets import contact_sheet
+from visattn.core.drawing.sheets import contact_sheet
 from visattn.errors import VisattnError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.records import TokenLayout
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.records import TokenLayout
 def peak():  # in MB; ru_maxrss is the parent's
     return int(re.search("VmHWM: *([0-9]+)", open("/proc/self/status").read().replace("\t", " "))[1]) // 1024
 def page(width, height, *sizes):

@@ -13,8 +13,8 @@ from PIL import Image
 
 import visattn
 from visattn import evaluation
+from visattn.core.geometry import Box
 from visattn.errors import OptionError, ShapeError
-from visattn.geometry import Box
 
 SCORES = evaluation.auroc, evaluation.average_precision, evaluation.pointing_game, evaluation.lift, evaluation.energy_inside
 

@@ -16,11 +16,11 @@ import visattn
 from tests import tiny
 from tests.oracles import maps as oracles
 from tests.zoo import FAMILIES
+from visattn.core.methods.sinks import find_sinks, sink_mass
+from visattn.core.operators import MatrixOperator, SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import OptionError
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
-from visattn.methods.sinks import find_sinks, sink_mass
-from visattn.operators import MatrixOperator, SoftmaxOperator
-from visattn.records import AttentionRecord, Recording
 
 PREFIXES = [(), ("cls",), ("cls", "distillation"), ("cls", "register0", "register1", "register2", "register3")]
 GRIDS = [(3, 5), (4, 4)]

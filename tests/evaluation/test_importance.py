@@ -13,9 +13,9 @@ from torch import Tensor
 import visattn
 from tests import tiny
 from tests.oracles import maps as oracles
+from visattn.core.operators import MatrixGradient
+from visattn.core.records import Recording
 from visattn.evaluation.importance import head_ablation, head_importance
-from visattn.operators import MatrixGradient
-from visattn.records import Recording
 
 
 def graded() -> tuple[Recording, list[Tensor]]:

@@ -13,9 +13,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from tests import tiny
 from visattn import evaluation
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
 from visattn.errors import MapError, OptionError, ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
 
 PHOTO = 40, 60
 WHOLE = Geometry(PHOTO, tiny.INPUT, Box(0, 0, *PHOTO), "whole")

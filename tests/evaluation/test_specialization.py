@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests import tiny
+from visattn.core.geometry import Box, Geometry
+from visattn.core.operators import MatrixOperator
+from visattn.core.provenance import Provenance
+from visattn.core.records import AttentionRecord, TokenLayout
 from visattn.errors import OptionError, ShapeError
 from visattn.evaluation import find_heads
 from visattn.evaluation.patches import Patches, patches_of
 from visattn.evaluation.specialization import PROPERTIES, HeadScores, scores_of
-from visattn.geometry import Box, Geometry
-from visattn.operators import MatrixOperator
-from visattn.provenance import Provenance
-from visattn.records import AttentionRecord, TokenLayout
 
 ROWS, COLUMNS = 5, 6
 CELLS = [(row, column) for row in range(ROWS) for column in range(COLUMNS)]

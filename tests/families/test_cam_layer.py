@@ -14,10 +14,10 @@ from torchvision import models
 
 import visattn
 from tests import tiny, zoo
-from visattn import methods
+from visattn.core import methods
+from visattn.core.families import cam_layer
+from visattn.core.families.feature_maps import last_feature_map
 from visattn.errors import OptionError
-from visattn.families import cam_layer
-from visattn.families.feature_maps import last_feature_map
 
 SIZE = (64, 96)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.cli.test_commands import Run, run
-from visattn.families import input_spec
+from visattn.core.families import input_spec
 
 __all__ = ["run"]
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import families, load_model, methods
+from visattn import load_model
+from visattn.core import families, methods
+from visattn.core.provenance import Provenance
 from visattn.errors import LayoutError, ModelError, OptionError, UnsupportedModel, WeightsError
-from visattn.provenance import Provenance
 
 
 class Attention(nn.Module):

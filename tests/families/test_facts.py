@@ -20,8 +20,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import visattn
-from visattn.families import input_spec, labels
-from visattn.families.wrappers import unwrapped
+from visattn.core.families import input_spec, labels
+from visattn.core.families.wrappers import unwrapped
 
 PHOTO = "photo:chelsea"
 Changed = Callable[[nn.Module], nn.Module]
@@ -116,7 +116,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make an empty cache of the hub, and of torch's."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
-    monkeypatch.setattr("visattn.families.published.try_to_load_from_cache", _from(tmp_path / "hub"))
+    monkeypatch.setattr("visattn.core.families.published.try_to_load_from_cache", _from(tmp_path / "hub"))
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "torch"))
     (tmp_path / "torch" / "checkpoints").mkdir(parents=True)
     return tmp_path

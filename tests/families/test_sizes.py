@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import visattn
 from tests.cli.test_commands import Run, photo, run
+from visattn.core.families import input_spec
 from visattn.errors import ModelError
-from visattn.families import input_spec
 
 __all__ = ["photo", "run"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from tests import tiny
-from visattn.families.feature_maps import stages
+from visattn.core.families.feature_maps import stages
 
 SIZE = (64, 96)
 

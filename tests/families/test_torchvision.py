@@ -22,10 +22,10 @@ import visattn
 from tests import zoo
 from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn import load_model, prepare
+from visattn.core.families import FAMILIES, cam_layer, head, input_spec, labels, provenance_of, torchvision as family
+from visattn.core.loading import list_models, torchvision_models
+from visattn.core.loading.downloads import url_file
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
-from visattn.families import FAMILIES, cam_layer, head, input_spec, labels, provenance_of, torchvision as family
-from visattn.loading import list_models, torchvision_models
-from visattn.loading.downloads import url_file
 
 SMALL = "tv:shufflenet_v2_x0_5"
 Weights = dict[str, Tensor]

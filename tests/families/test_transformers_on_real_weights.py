@@ -12,9 +12,9 @@ from torch import nn
 
 import visattn
 from tests.conftest import Figures, Seen
-from visattn.pipeline.explaining import answer
-from visattn.pipeline.question import ask
-from visattn.pipeline.recordings import recorded
+from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.recordings import recorded
 
 ROOT = Path(__file__).parents[2]
 

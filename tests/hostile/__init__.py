@@ -58,5 +58,5 @@ def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True
     os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
     for name in _LATE:
         importlib.import_module(name)
-    importlib.import_module("visattn.drawing.plots.learning_curves")  # finds the fonts of the system, in the folder above
+    importlib.import_module("visattn.core.drawing.plots.learning_curves")  # finds the fonts of the system, in the folder above
     yield from driver.run(KINDS[kind](seed, count), folder / kind, net=net)

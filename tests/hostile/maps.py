@@ -16,10 +16,10 @@ from PIL import Image
 
 from tests.hostile.driver import Case
 from tests.hostile.values import damaged, edit, value
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, save_map
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, save_map
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 
 KINDS = ("float32", "float64", "float16", "int8", "uint64", "bool", "complex64", "U3", "S4", "datetime64[s]", "f4,f4", ">f4")
 

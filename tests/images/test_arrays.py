@@ -14,8 +14,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.images.making import Pixels, photo_of
 from visattn import load_image
+from visattn.core.images import as_photo, image_facts
 from visattn.errors import ImageError
-from visattn.images import as_photo, image_facts
 
 RAMP = np.arange(30, dtype=np.uint8).reshape(2, 5, 3) * 8  # height 2, width 5
 

@@ -20,8 +20,8 @@ from PIL import Image
 
 from tests.images.making import Pixels, encoded, photo_of
 from visattn import load_image
+from visattn.core.images import as_photo, image_facts
 from visattn.errors import ImageError, OptionError
-from visattn.images import as_photo, image_facts
 
 
 def png(width: int, height: int) -> bytes:

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import nn
 
 import visattn
+from visattn.core.images.bands import bands_of
+from visattn.core.pipeline.inputs import prepare
 from visattn.errors import ImageError, OptionError, UnsupportedModel
-from visattn.images.bands import bands_of
-from visattn.pipeline.inputs import prepare
 
 
 @pytest.fixture(scope="module")

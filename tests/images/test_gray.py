@@ -17,8 +17,8 @@ from PIL.TiffImagePlugin import OPEN_INFO
 
 from tests.images import tiff
 from visattn import load_image
+from visattn.core.images import image_facts
 from visattn.errors import ImageError
-from visattn.images import image_facts
 
 # every gray format that Pillow lists: order, photometric, (format,), fill order, bits, extra samples
 KINDS = [key for key in OPEN_INFO if key[1] in (0, 1)]
@@ -145,7 +145,7 @@ def test_transparent_value_of_16_bit_gray_is_shown_on_white() -> None:
 
 
 def test_wide_gray_of_an_open_file_is_read_by_its_tags(tmp_path: Path) -> None:
-    from visattn.images import as_photo
+    from visattn.core.images import as_photo
 
     path = tmp_path / "x.tif"
     path.write_bytes(tiff.gray(np.array([[0, 4095]], np.uint16), 12))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.images.making import Pixels, encoded, photo_of
 from visattn import load_image
-from visattn.images import ImageFacts, image_facts
+from visattn.core.images import ImageFacts, image_facts
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "BMP", "PPM"])

@@ -20,8 +20,8 @@ from tests.golden.color import table_profiles
 from tests.images import icc
 from visattn import load_image
 from visattn.cli import main
+from visattn.core.images import as_photo, image_facts
 from visattn.errors import OptionError
-from visattn.images import as_photo, image_facts
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "color.json").read_text())
 LOSSLESS: dict[str, dict[str, Any]] = {"PNG": {}, "TIFF": {}, "WEBP": {"lossless": True}}

@@ -19,11 +19,11 @@ from torch import nn
 
 import visattn
 from tests.cli.test_commands import Run, run
+from visattn.core.families import input_spec, trained
+from visattn.core.families.trained import evaluation_transform
+from visattn.core.loading import folders, load_model
+from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
-from visattn.families import input_spec, trained
-from visattn.families.trained import evaluation_transform
-from visattn.loading import folders, load_model
-from visattn.loading.blueprints import Blueprint
 
 __all__ = ["run"]
 

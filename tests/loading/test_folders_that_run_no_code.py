@@ -18,8 +18,8 @@ from timm.models import _factory, _helpers
 
 import visattn
 from tests.loading.test_transformers_models import settings, vit
+from visattn.core.loading.limits import MOST_MODULES
 from visattn.errors import ModelError
-from visattn.loading.limits import MOST_MODULES
 
 
 class Canary:

@@ -32,11 +32,11 @@ import torchvision
 from torch import Tensor, nn
 
 from visattn import load_model
+from visattn.core.families import provenance_of
+from visattn.core.loading.formats import START
+from visattn.core.loading.translation import as_float32, unwrap
+from visattn.core.loading.weights import read_checkpoint
 from visattn.errors import WeightsError
-from visattn.families import provenance_of
-from visattn.loading.formats import START
-from visattn.loading.translation import as_float32, unwrap
-from visattn.loading.weights import read_checkpoint
 
 MODEL = "test_vit"
 PIXELS = torch.randn(1, 3, 160, 160, generator=torch.Generator().manual_seed(0))
@@ -499,7 +499,7 @@ def test_stand_ins_call_nothing_of_numpy_or_pathlib(tmp_path: Path) -> None:
     read = read_checkpoint(tmp_path / "w.pth")
     assert torch.equal(load_model(MODEL, weights=tmp_path / "w.pth")(PIXELS), trained()(PIXELS))
     assert read.pop(str(len(hostile) - 1)) == b""
-    assert {type(read[str(index)]).__module__ for index in range(len(hostile) - 1)} == {"visattn.loading.stand_ins"}
+    assert {type(read[str(index)]).__module__ for index in range(len(hostile) - 1)} == {"visattn.core.loading.stand_ins"}
     assert not (tmp_path / "canary").exists()
     assert set(torch.serialization.get_safe_globals()) == before
 

@@ -17,11 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn import capture, load_model, prepare
+from visattn.core.families import provenance_of
+from visattn.core.loading import timm_models
+from visattn.core.loading.translation import fill
+from visattn.core.pipeline.explaining import explain
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
-from visattn.families import provenance_of
-from visattn.loading import timm_models
-from visattn.loading.translation import fill
-from visattn.pipeline.explaining import explain
 
 MODEL = "test_vit"  # 6 blocks of width 64, input 160, patch 16
 Weights = dict[str, Tensor]

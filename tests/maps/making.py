@@ -10,10 +10,10 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from torch import Tensor
 
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, MapFacts
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, MapFacts
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 
 quick = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 

@@ -19,12 +19,12 @@ from PIL import Image
 
 from visattn import load_image
 from visattn.cli.commands import _run
+from visattn.core.geometry import Box, Geometry
+from visattn.core.images import image_facts as facts_of
+from visattn.core.maps import AttentionMap, load_map, save_map, schema
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError
-from visattn.geometry import Box, Geometry
-from visattn.images import image_facts as facts_of
-from visattn.maps import AttentionMap, load_map, save_map, schema
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
 
 Facts = dict[str, Any]
 NAN, HUGE = float("nan"), 10**400
@@ -215,7 +215,7 @@ def test_components_that_are_not_three_are_refused(photo: Path, capsys: pytest.C
 def test_loading_a_map_runs_and_imports_nothing(tmp_path: Path) -> None:
     """Start a fresh process, so that nothing the file might import is already loaded."""
     (tmp_path / "map.npz").write_bytes(edited(set_at(P, "model", "__import__('antigravity')")))
-    code = "import sys; from visattn.maps import load_map; load_map(sys.argv[1]); print('antigravity' in sys.modules)"
+    code = "import sys; from visattn.core.maps import load_map; load_map(sys.argv[1]); print('antigravity' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "map.npz")], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

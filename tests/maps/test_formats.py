@@ -23,12 +23,12 @@ from PIL import Image
 from tests.maps.making import WINDOWS, make_map
 from visattn._support.opencv import cv2
 from visattn._support.types import MapFormat
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, load_map, save_map, schema
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.provenance import Provenance
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, OutputError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, load_map, save_map, schema
-from visattn.pipeline.explanation import Explanation
-from visattn.provenance import Provenance
-from visattn.records import TokenLayout
 
 Ending = MapFormat
 PLACED: tuple[Ending, ...] = ("npz", "csv", "tif", "png")  # formats that store where the map lies

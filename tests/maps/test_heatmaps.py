@@ -17,11 +17,11 @@ from tests.maps.making import WINDOWS, make_map, quick, random_map
 from tests.oracles.heatmaps import mix_bicubic, mix_bilinear, mix_nearest, slow_heat
 from visattn import load_image
 from visattn._support.opencv import cv2
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, normalize
+from visattn.core.provenance import Sink
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, normalize
-from visattn.provenance import Sink
-from visattn.records import TokenLayout
 
 windows = pytest.mark.parametrize("geometry", WINDOWS.values(), ids=WINDOWS.keys())
 

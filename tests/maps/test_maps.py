@@ -14,11 +14,11 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from tests.maps.making import WINDOWS, make_map, quick, random_map
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, MapFacts, normalize
+from visattn.core.provenance import Sink
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, MapFacts, normalize
-from visattn.provenance import Sink
-from visattn.records import TokenLayout
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)

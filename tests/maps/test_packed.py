@@ -12,8 +12,8 @@ import torch
 
 import visattn
 from tests import tiny
+from visattn.core.maps import pack_maps
 from visattn.errors import MapError
-from visattn.maps import pack_maps
 
 
 def found(count: int) -> list[tuple[str, visattn.AttentionMap, visattn.Geometry]]:

@@ -17,11 +17,11 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from tests.maps.making import WINDOWS, make_map
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, load_map, save_map
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, load_map, save_map
-from visattn.provenance import Provenance, Sink
-from visattn.records import TokenLayout
 
 
 def saved_map() -> tuple[AttentionMap, Geometry]:

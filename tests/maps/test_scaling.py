@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from tests.maps.making import WINDOWS, make_map, quick
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import Heatmap, normalize, value_range
+from visattn.core.maps.scaling import resolved
 from visattn.errors import MapError, OptionError
-from visattn.geometry import Box, Geometry
-from visattn.maps import Heatmap, normalize, value_range
-from visattn.maps.scaling import resolved
 
 
 def heat_of(grid: Any, axes: tuple[str, ...] = (), *, signed: bool = False) -> Heatmap:

@@ -32,10 +32,10 @@ from tests.methods.truths import (
 )
 from tests.oracles import methods as oracles
 from tests.oracles.maps import array
-from visattn import methods
-from visattn.methods import transition_attention
-from visattn.operators import MatrixGradient, OuterGradient, SoftmaxOperator
-from visattn.records import Recording, TokenLayout
+from visattn.core import methods
+from visattn.core.methods import transition_attention
+from visattn.core.operators import MatrixGradient, OuterGradient, SoftmaxOperator
+from visattn.core.records import Recording, TokenLayout
 
 # `make test` runs one grid for each prefix, and both for the class token; `make test-full` also the others
 places = pytest.mark.parametrize(

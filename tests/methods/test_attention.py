@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests import tiny
 from tests.oracles import maps as oracles
-from visattn import methods
+from visattn.core import methods
+from visattn.core.geometry import Box
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import Recording, TokenLayout
 from visattn.errors import OptionError, ShapeError
-from visattn.geometry import Box
-from visattn.operators import SoftmaxOperator
-from visattn.records import Recording, TokenLayout
 
 PREFIX = ("cls", "distillation", "register0", "register1")
 GRID = (5, 7)

@@ -20,12 +20,12 @@ from tests import tiny
 from tests.conftest import Figures
 from tests.methods.test_references import Golden, check
 from tests.oracles.maps import Array, array
-from visattn import methods
+from visattn.core import methods
+from visattn.core.geometry import Box
+from visattn.core.maps import AttentionMap
+from visattn.core.methods import ScoredImages, ablationcam, scorecam
+from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import MissingExtra, OptionError, ShapeError
-from visattn.geometry import Box
-from visattn.maps import AttentionMap
-from visattn.methods import ScoredImages, ablationcam, scorecam
-from visattn.records import FeatureRecord, Recording, TokenLayout
 
 BATCH, CHANNELS, CLASSES = 3, 5, 4
 F64: Any = {"dtype": torch.float64}

@@ -20,15 +20,16 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.conftest import Figures
-from visattn import data, methods
+from visattn import data
+from visattn.core import methods
+from visattn.core.maps import AttentionMap, value_range
+from visattn.core.methods import METHODS, ScoredImages, segments
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.pipeline.run import scoring
+from visattn.core.pipeline.targets import Target
+from visattn.core.provenance import Provenance
+from visattn.core.records import Recording
 from visattn.errors import MissingExtra, ModelError, OptionError, ShapeError
-from visattn.maps import AttentionMap, value_range
-from visattn.methods import METHODS, ScoredImages, segments
-from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.run import scoring
-from visattn.pipeline.targets import Target
-from visattn.provenance import Provenance
-from visattn.records import Recording
 
 SIZE, CELLS = (12, 18), (2, 3)
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.oracles import methods as oracles
-from visattn import families, methods
-from visattn.geometry import Box
-from visattn.provenance import Provenance
-from visattn.records import TokenLayout
+from visattn.core import families, methods
+from visattn.core.geometry import Box
+from visattn.core.provenance import Provenance
+from visattn.core.records import TokenLayout
 
 WIDTH, OBJECTS = 16, 3
 GRID = tiny.GRID

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests import tiny
 from tests.methods.truths import BATCH, EXACT, PRECISE, ROWS, graded, run
 from tests.oracles.maps import Array, array
-from visattn import methods
-from visattn.operators import MatrixGradient, OuterGradient, SoftmaxOperator
-from visattn.records import AttentionRecord, Recording
+from visattn.core import methods
+from visattn.core.operators import MatrixGradient, OuterGradient, SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording
 
 ALL: dict[str, Callable[[Recording, Any], Array]] = {
     **{name: partial(run, name) for name in ROWS},

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import methods
-from visattn.drawing.marks import draw_glimpses
+from visattn.core import methods
+from visattn.core.drawing.marks import draw_glimpses
+from visattn.core.geometry import Box, Geometry
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.maps import AttentionMap, load_map, save_map
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.geometry import Box, Geometry
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
-from visattn.maps import AttentionMap, load_map, save_map
 from visattn.models import RAM
 from visattn.nn import Retina
-from visattn.records import Recording
 
 HEIGHT, WIDTH = 12, 20
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import methods
+from visattn.core import methods
 from visattn.errors import CaptureError, LayoutError, OptionError
 
 

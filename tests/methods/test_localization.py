@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
-from visattn import methods
-from visattn.maps import AttentionMap
+from visattn.core import methods
+from visattn.core.maps import AttentionMap
 
 BOXES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden" / "boxes.json").read_text())
 BOUNDS = {"astronaut": 1.15, "coffee": 1.5, "rocket": 4.0}  # lift of the best head

@@ -9,9 +9,9 @@ import torch
 from tests import tiny
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
-from visattn import methods
+from visattn.core import methods
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.records import Recording
 
 PREFIX = ("cls", "register0")
 GRID = (5, 7)

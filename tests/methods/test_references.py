@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 import visattn
 from tests.conftest import Figures
-from visattn import methods
-from visattn.geometry import Box
-from visattn.operators import MatrixGradient, MatrixOperator
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import look
-from visattn.pipeline.targets import Target
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.core import methods
+from visattn.core.geometry import Box
+from visattn.core.operators import MatrixGradient, MatrixOperator
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.run import look
+from visattn.core.pipeline.targets import Target
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
 FOLDER = Path(__file__).parents[1] / "golden" / "references"
 F64: Any = {"dtype": torch.float64}

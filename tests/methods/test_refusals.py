@@ -12,14 +12,14 @@ import torch
 
 import visattn
 from tests import tiny
-from visattn import methods
+from visattn.core import methods
+from visattn.core.methods.sinks import find_sinks
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.run import scoring
+from visattn.core.pipeline.targets import Target
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import OptionError, ShapeError
-from visattn.methods.sinks import find_sinks
-from visattn.operators import SoftmaxOperator
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import scoring
-from visattn.pipeline.targets import Target
-from visattn.records import AttentionRecord, Recording
 
 MADE = tiny.recording()
 

@@ -17,11 +17,11 @@ import visattn
 from tests import tiny
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
-from visattn import methods
+from visattn.core import methods
+from visattn.core.methods.sinks import THRESHOLD, find_sinks
+from visattn.core.operators import MatrixOperator, SoftmaxOperator
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.methods.sinks import THRESHOLD, find_sinks
-from visattn.operators import MatrixOperator, SoftmaxOperator
-from visattn.records import Recording
 
 CLOSE: Any = {"atol": 1e-6, "rtol": 2e-5}
 both = pytest.mark.parametrize("implementation", ["tiles", "reversed"])

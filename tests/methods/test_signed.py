@@ -16,13 +16,13 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.methods.test_glimpses import Given, at
-from visattn.drawing import colormaps
+from visattn.core.drawing import colormaps
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap, load_map, save_map
+from visattn.core.methods import METHODS
+from visattn.core.records import TokenLayout
 from visattn.errors import OptionError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, load_map, save_map
-from visattn.methods import METHODS
 from visattn.nn import CBAM
-from visattn.records import TokenLayout
 
 # only with these parameters do values include evidence against the target
 SIGNED: dict[str, dict[str, Any]] = {

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tests import tiny
 from tests.oracles import maps as oracles
-from visattn import methods
+from visattn.core import methods
+from visattn.core.operators import MatrixOperator, SoftmaxOperator
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.operators import MatrixOperator, SoftmaxOperator
-from visattn.records import Recording
 
 PREFIX = ("cls", "register0")
 BATCH, HEADS, GRID = 3, 2, (5, 7)

@@ -16,13 +16,14 @@ import visattn
 from tests import tiny
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
-from visattn import data, methods
+from visattn import data
+from visattn.core import methods
+from visattn.core.methods.sinks import THRESHOLD, attention_received, find_sinks, sinks_of_scores
+from visattn.core.operators import MatrixOperator, SoftmaxOperator
+from visattn.core.pipeline.run import look
+from visattn.core.provenance import sink_warning
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.methods.sinks import THRESHOLD, attention_received, find_sinks, sinks_of_scores
-from visattn.operators import MatrixOperator, SoftmaxOperator
-from visattn.pipeline.run import look
-from visattn.provenance import sink_warning
-from visattn.records import Recording
 
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parents[1] / "golden" / "sinks.json").read_text())
 GRID = (9, 13)

@@ -15,10 +15,10 @@ from tests.methods.truths import BATCH, EXACT, PRECISE, on_grid, query_weights
 from tests.oracles import methods as oracles
 from tests.oracles.maps import Array, array
 from tests.oracles.methods import AttentionCall
-from visattn import methods
-from visattn.geometry import Box
-from visattn.operators import MatrixGradient, SoftmaxOperator
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.core import methods
+from visattn.core.geometry import Box
+from visattn.core.operators import MatrixGradient, SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
 
 def tokens_of(space: str, count: int) -> TokenLayout:

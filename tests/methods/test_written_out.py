@@ -30,9 +30,9 @@ from tests.methods.truths import (
 from tests.oracles import methods as oracles
 from tests.oracles.maps import Array, array
 from tests.oracles.methods import Carried
-from visattn import methods
-from visattn.methods import transition_attention
-from visattn.records import Recording
+from visattn.core import methods
+from visattn.core.methods import transition_attention
+from visattn.core.records import Recording
 
 
 class WrittenOut(TorchFunctionMode):

@@ -16,9 +16,9 @@ from tests import tiny
 from tests.oracles import methods as oracles
 from tests.oracles.maps import Array, array
 from tests.oracles.methods import Carried
-from visattn import methods
-from visattn.operators import OuterGradient
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.core import methods
+from visattn.core.operators import OuterGradient
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
 BATCH, LAYERS = 3, 3
 

@@ -11,8 +11,8 @@ import torch
 from timm.models import _registry as timms
 
 from visattn import load_model, models
+from visattn.core.loading import timm_models
 from visattn.errors import OptionError, WeightsError
-from visattn.loading import timm_models
 
 BUILT = {
     f"visattn_{attention}_{build}" if attention else f"visattn_{build}": (build, attention)

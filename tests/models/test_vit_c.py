@@ -7,7 +7,7 @@ import timm
 import torch
 
 import visattn
-from visattn import methods
+from visattn.core import methods
 from visattn.models import vit_c
 
 

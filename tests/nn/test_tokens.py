@@ -16,8 +16,8 @@ from torchvision.models.swin_transformer import ShiftedWindowAttention
 import visattn
 from tests.conftest import Figures
 from visattn import nn as ours
+from visattn.core.operators import MatrixOperator, SoftmaxOperator
 from visattn.errors import OptionError, ShapeError
-from visattn.operators import MatrixOperator, SoftmaxOperator
 
 GRID = (5, 7)
 Grid = tuple[int, int]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn.geometry import Geometry
+from visattn.core.geometry import Geometry
 
 
 def slow_heat(

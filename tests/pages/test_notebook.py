@@ -16,13 +16,13 @@ from PIL import ExifTags, Image
 
 import visattn
 from visattn import data
+from visattn.core.drawing.style import StyleOptions
+from visattn.core.pipeline import explanation
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.targets import Target
 from visattn.data import scenes
-from visattn.drawing.style import StyleOptions
 from visattn.errors import OptionError, OutputError
 from visattn.evaluation import statistics
-from visattn.pipeline import explanation
-from visattn.pipeline.question import ask
-from visattn.pipeline.targets import Target
 
 CELLS = {  # the last line of each shows a picture
     "explanation": "import visattn\nexplanation = visattn.explain('scenes_vit', 'scene:7')\nexplanation",

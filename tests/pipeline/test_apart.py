@@ -15,10 +15,10 @@ import visattn
 from tests import tiny
 from tests.capturing.test_odd_models import Pruned
 from visattn import explain, explain_batch
+from visattn.core.pipeline import batches
+from visattn.core.pipeline.run import one_pass
+from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError, ResourceError, ShapeError, VisattnNote
-from visattn.pipeline import batches
-from visattn.pipeline.run import one_pass
-from visattn.pipeline.targets import Target
 
 random = np.random.default_rng(0)
 PHOTOS = [Image.fromarray(random.integers(0, 256, (48, 72, 3), dtype=np.uint8)) for _ in range(4)]

@@ -15,11 +15,11 @@ import visattn
 from tests import tiny, zoo
 from tests.conftest import Figures
 from visattn import Explanation, explain, explain_batch
+from visattn.core.methods import METHODS
+from visattn.core.pipeline import batches
+from visattn.core.pipeline.run import look, one_pass
+from visattn.core.pipeline.targets import Target
 from visattn.errors import ImageError, OptionError, ResourceError, VisattnError, VisattnNote
-from visattn.methods import METHODS
-from visattn.pipeline import batches
-from visattn.pipeline.run import look, one_pass
-from visattn.pipeline.targets import Target
 
 random = np.random.default_rng(0)
 PHOTOS = [

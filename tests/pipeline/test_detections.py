@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
-from visattn.geometry import Box
-from visattn.pipeline.detections import Detections, best_class
+from visattn.core.geometry import Box
+from visattn.core.pipeline.detections import Detections, best_class
 
 BOX = 0.5, 0.25, 0.4, 0.3  # center x, center y, width, height
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import methods
+from visattn.core import methods
+from visattn.core.geometry import Box
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.run import look
+from visattn.core.pipeline.targets import Target
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
-from visattn.geometry import Box
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import look
-from visattn.pipeline.targets import Target
-from visattn.records import AttentionRecord, Recording, TokenLayout
 
 AVERAGED = "cam"  # requires that features are averaged; refuses other networks
 TARGETED = [name for name, each in methods.METHODS.items() if each.targeted and "score" not in each.needs and name != AVERAGED]
@@ -317,7 +317,7 @@ def test_error_of_the_model_names_the_module_and_the_shape(name: str, method: st
 
 
 def test_error_inside_the_capture_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn.capturing.trace.tracer.operation_of", None)
+    monkeypatch.setattr("visattn.core.capturing.trace.tracer.operation_of", None)
     with pytest.raises(TypeError, match="not callable"):
         visattn.explain(tiny.vit(), np.zeros((32, 48, 3), np.uint8), method="attention")
 

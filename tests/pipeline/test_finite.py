@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tests.cli.test_commands import Run, photo, run
-from visattn import methods
 from visattn.cli.late import _flat
-from visattn.drawing.style import Style
+from visattn.core import methods
+from visattn.core.drawing.style import Style
+from visattn.core.methods import METHODS
+from visattn.core.pipeline.question import ask
 from visattn.errors import OptionError
-from visattn.methods import METHODS
-from visattn.pipeline.question import ask
 
 __all__ = ["photo", "run"]
 

@@ -13,14 +13,14 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from visattn.drawing.overlays import overlay
+from visattn.core.drawing.overlays import overlay
+from visattn.core.families import input_spec
+from visattn.core.geometry import Box
+from visattn.core.maps import AttentionMap
+from visattn.core.pipeline import inputs
+from visattn.core.pipeline.captures import capture
+from visattn.core.pipeline.inputs import prepare, prepare_batch
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
-from visattn.families import input_spec
-from visattn.geometry import Box
-from visattn.maps import AttentionMap
-from visattn.pipeline import inputs
-from visattn.pipeline.captures import capture
-from visattn.pipeline.inputs import prepare, prepare_batch
 
 CONFIG: dict[str, Any] = {
     "input_size": (3, 64, 64),

@@ -17,8 +17,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import visattn
 from tests.cli.test_commands import Run, photo, run
+from visattn.core.pipeline.targets import NoClasses
 from visattn.errors import OptionError
-from visattn.pipeline.targets import NoClasses
 from visattn.viewer import html_of
 
 __all__ = ["photo", "run"]

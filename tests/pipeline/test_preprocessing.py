@@ -17,7 +17,7 @@ from torch import nn
 
 import visattn
 from visattn.cli import main
-from visattn.families import input_spec
+from visattn.core.families import input_spec
 
 SOURCES = tuple[str, str, str]
 OWN, ASSUMED = ("model", "model", "model"), ("assumed", "assumed", "assumed")

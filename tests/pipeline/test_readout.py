@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
+from visattn.core.methods import METHODS
 from visattn.errors import OptionError, StudyError
-from visattn.methods import METHODS
 
 NAMED = [
     name

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from tests import tiny
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import look, one_pass
-from visattn.pipeline.targets import Target
-from visattn.pipeline.tensors import prepare_tensor
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.run import look, one_pass
+from visattn.core.pipeline.targets import Target
+from visattn.core.pipeline.tensors import prepare_tensor
 
 
 class Keeps(nn.Module):

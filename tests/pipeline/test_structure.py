@@ -176,7 +176,7 @@ def test_projection_on_the_tape_is_the_one_in_timms_source(name: str, monkeypatc
         return [record.output_weight for record in recording]
 
     known = weights()
-    monkeypatch.setattr("visattn.families.timm._projection", lambda *_: None)
+    monkeypatch.setattr("visattn.core.families.timm._projection", lambda *_: None)
     traced = weights()
     assert any(one is not None for one in known)
     for one, other in zip(known, traced, strict=True):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import visattn
+from visattn.core.pipeline.run import look
+from visattn.core.pipeline.targets import NoClasses, Target, read_labels
 from visattn.errors import OptionError
-from visattn.pipeline.run import look
-from visattn.pipeline.targets import NoClasses, Target, read_labels
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 0.0], [3.0, -2.0, 0.25, 1.0]])
 LABELS = ("tench, Tinca tinca", "espresso", "crane", "crane, bird")

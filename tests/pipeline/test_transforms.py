@@ -15,9 +15,9 @@ from torchvision import models, transforms
 
 import visattn
 from tests.conftest import Figures
+from visattn.core.geometry import Box, Geometry
+from visattn.core.pipeline.transforms import likeness, transformed
 from visattn.errors import OptionError
-from visattn.geometry import Box, Geometry
-from visattn.pipeline.transforms import likeness, transformed
 
 NORMALIZE = transforms.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
 PHOTOS = [(451, 300), (300, 451), (97, 640), (1600, 1200), (64, 64)]  # width, height

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import visattn
 from tests.pipeline.test_prompts import saved
+from visattn.core.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
+from visattn.core.records import Recording
 from visattn.errors import OptionError, OutputError
-from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
-from visattn.records import Recording
 from visattn.studies import Study, View, load_study
 from visattn.studies.operands import operands_of, operator_of
 

@@ -27,14 +27,14 @@ from visattn._support import json_files
 from visattn._support.json_files import SIDE, Amount, Anything, Count, Finite, Free, Number, Share, Whole, converted, decoded
 from visattn.batch import statistics
 from visattn.captioning import folders as captioners
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.maps import load_map
+from visattn.core.provenance import Provenance
 from visattn.data.captions.files import read_file
 from visattn.embedding.one_image import OneImage
 from visattn.errors import CheckpointError, DataError, MapError, OutputError, StudyError, WeightsError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
-from visattn.maps import load_map
-from visattn.provenance import Provenance
 from visattn.studies import load_study
 from visattn.training.report import comparison
 from visattn.training.run import checkpoints

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import visattn
 from visattn._support.memory import OfStructure, OfWeights
 from visattn._support.sampled_weights import sampled_weights
+from visattn.core.families.feature_maps import last_feature_map
+from visattn.core.families.sizes import first_size
 from visattn.errors import OptionError
-from visattn.families.feature_maps import last_feature_map
-from visattn.families.sizes import first_size
 
 PHOTO = "photo:chelsea"
 

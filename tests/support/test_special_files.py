@@ -12,12 +12,12 @@ import pytest
 
 from visattn import load_model
 from visattn.captioning import load_captioner
+from visattn.core.loading.folders import read_facts
+from visattn.core.loading.weights import FACTS, read_checkpoint
+from visattn.core.maps import load_map
+from visattn.core.pipeline.targets import read_labels
 from visattn.data import load_captions
 from visattn.errors import VisattnError
-from visattn.loading.folders import read_facts
-from visattn.loading.weights import FACTS, read_checkpoint
-from visattn.maps import load_map
-from visattn.pipeline.targets import read_labels
 from visattn.training import config
 from visattn.training.report import comparison
 from visattn.training.run import checkpoints, folder, log

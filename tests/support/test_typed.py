@@ -13,8 +13,8 @@ import torch
 
 import visattn
 from visattn._support.typed import check_types
+from visattn.core.methods import METHODS
 from visattn.errors import OptionError
-from visattn.methods import METHODS
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 

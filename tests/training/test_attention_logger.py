@@ -26,10 +26,10 @@ import visattn
 from tests import tiny
 from visattn import nn as ours
 from visattn._support.publish import publish
-from visattn.drawing.colormaps import table
+from visattn.core.drawing.colormaps import table
+from visattn.core.families.wrappers import unwrapped
+from visattn.core.pipeline.tensors import prepare_tensor
 from visattn.errors import OptionError, OutputError, ShapeError, UnsupportedModel, VisattnWarning
-from visattn.families.wrappers import unwrapped
-from visattn.pipeline.tensors import prepare_tensor
 from visattn.training import attention_logger
 from visattn.training.attention_logger import AttentionLogger
 

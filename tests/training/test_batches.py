@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 
+from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import DataError, ImageError, ResourceError
-from visattn.loading.blueprints import Blueprint
 from visattn.training.batches import Batch, InOrder, Samples, Stream, Ticket, loader, moments, patient, training_transform
 from visattn.training.config import Config
 from visattn.training.run.randomness import random_state, restoring, seed_all, seed_cpu, seed_of, set_random_state

@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.training.small import pictures, recipe
+from visattn.core.loading import folders, load_model
 from visattn.errors import DataError, OptionError, VisattnNote, WeightsError
-from visattn.loading import folders, load_model
 from visattn.training import compare_runs, train
 from visattn.training.config import Config
 from visattn.training.tasks.beginning import beginning_of, fill

@@ -20,8 +20,8 @@ from tests.training.small import (
     states,
 )
 from tests.training.test_checkpoint import Trap, signed
+from visattn.core.loading import load_model
 from visattn.errors import ModelError, OptionError
-from visattn.loading import load_model
 from visattn.training import train
 from visattn.training.run.folder import finished
 

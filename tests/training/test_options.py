@@ -16,8 +16,8 @@ from PIL import Image
 from torch import nn
 
 from tests.training.small import pictures, recipe
+from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import OptionError, VisattnWarning
-from visattn.loading.blueprints import Blueprint
 from visattn.training import Config, train
 from visattn.training.batches import training_transform
 from visattn.training.config import AUGMENTATIONS

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import OptionError
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
 from visattn.models.resnet import BasicBlock, Bottleneck, resnet50
 from visattn.nn import SqueezeExcite
 from visattn.training.config import Config, differences

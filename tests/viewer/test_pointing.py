@@ -13,7 +13,7 @@ from tests.captioning.test_captioner import photos
 from tests.captioning.test_folder import tiny
 from tests.viewer.conftest import Opened
 from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
-from visattn.operators import MatrixOperator
+from visattn.core.operators import MatrixOperator
 from visattn.studies import Study, caption_study
 
 PHOTO = "photo:chelsea"

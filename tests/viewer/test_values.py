@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import visattn
 from tests.viewer.conftest import Opened
+from visattn.core.operators import MatrixOperator, SampledOperator, SoftmaxOperator
 from visattn.errors import OptionError
-from visattn.operators import MatrixOperator, SampledOperator, SoftmaxOperator
 from visattn.studies import Study
 from visattn.viewer.encoding import ROWS_LIMIT, VECTORS_LIMIT, encoded
 

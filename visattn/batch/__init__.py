@@ -6,7 +6,7 @@ from visattn.batch.running import Ledger, Outcome, run
 from visattn.batch.sources import Batches, items_of
 from visattn.batch.wanted import Wanted, check_outputs
 from visattn.batch.work import Work
-from visattn.pipeline.batches import Asked
+from visattn.core.pipeline.batches import Asked
 
 __all__ = [
     "Asked",

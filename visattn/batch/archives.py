@@ -15,10 +15,10 @@ from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.files import regular
 from visattn._support.outside import LONGEST, fault_of, relative
 from visattn.batch.items import Content, Named, refused
+from visattn.core.images import FORMATS
+from visattn.core.images.folders import endings_of_photos
+from visattn.core.images.loading import bounded, too_large
 from visattn.errors import ImageError
-from visattn.images import FORMATS
-from visattn.images.folders import endings_of_photos
-from visattn.images.loading import bounded, too_large
 
 PACKED = ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"
 ARCHIVES = ".tar", ".zip"

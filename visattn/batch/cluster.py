@@ -29,8 +29,8 @@ from visattn._support.language import flag, in_shell
 from visattn.batch.journal import Entry
 from visattn.batch.running import Ledger, Outcome
 from visattn.batch.work import Work, done
+from visattn.core.loading.weights import state_digest
 from visattn.errors import ModelError, OptionError, OutputError, VisattnError
-from visattn.loading.weights import state_digest
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}  # it would send statistics over the network
 _TOGETHER = 4  # batches that an actor takes at once, so that it decodes one while the model runs on another

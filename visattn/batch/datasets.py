@@ -12,7 +12,7 @@ from PIL import Image
 from visattn._support.checks import first_line, printable
 from visattn._support.own_code import made
 from visattn.batch.items import Named
-from visattn.data.sources import as_image
+from visattn.core.images.sources import as_image
 from visattn.errors import ImageError, OptionError
 
 

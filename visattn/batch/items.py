@@ -13,10 +13,10 @@ from PIL import Image
 from visattn._support.checks import first_line, printable
 from visattn._support.files import is_file
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
-from visattn.data.sources import load_image
+from visattn.core.images import decode, image_facts, stating
+from visattn.core.images.loading import read_bytes
+from visattn.core.images.sources import load_image
 from visattn.errors import ImageError, VisattnError
-from visattn.images import decode, image_facts, stating
-from visattn.images.loading import read_bytes
 
 Content = Callable[[int], bytes | Image.Image]
 

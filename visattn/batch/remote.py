@@ -12,8 +12,8 @@ from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn._support.outside import fault_of, relative
 from visattn.batch.items import Named, refused
+from visattn.core.images.loading import too_large
 from visattn.errors import ImageError
-from visattn.images.loading import too_large
 
 WILD = "*?["
 LOCAL = "file", "local"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from visattn.pipeline.explanation import Explanation
+from visattn.core.pipeline.explanation import Explanation
 
 TOLERANCE = (
     1e-3  # of the largest value: processors and versions of libraries differ in the last bits, and large scores amplify them

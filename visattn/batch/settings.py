@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from visattn._support.checks import printable
-from visattn.families import input_spec
-from visattn.loading.weights import state_digest
-from visattn.provenance import processor, versions
+from visattn.core.families import input_spec
+from visattn.core.loading.weights import state_digest
+from visattn.core.provenance import processor, versions
 
 DECIDES_NOTHING = {"decides": False}  # metadata of a field on which no file depends
 NUMBERS = "modules."  # prefix of the entries with numbers that modules keep

@@ -22,10 +22,10 @@ from visattn.batch.datasets import of_function
 from visattn.batch.items import Item, Named, Refusal, fault_error, refused
 from visattn.batch.journal import FILES, SPARE
 from visattn.batch.remote import WILD, is_remote, local_archive, local_path, remote_file, remote_files
-from visattn.data.sources import as_file, named
+from visattn.core.images import FORMATS
+from visattn.core.images.folders import endings_of_photos, photos_in
+from visattn.core.images.sources import as_file, named
 from visattn.errors import ImageError, OptionError, VisattnError
-from visattn.images import FORMATS
-from visattn.images.folders import endings_of_photos, photos_in
 
 COLUMNS = "image", "path", "file", "filename"
 _LISTS = ".txt", ".csv"

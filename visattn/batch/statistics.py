@@ -17,10 +17,10 @@ from visattn._support.json_files import Finite, Free, Number, decoded
 from visattn._support.tables import without_nan
 from visattn._support.types import Resize
 from visattn.batch.journal import entries_of, journals_in
+from visattn.core.maps.schema import ProvenanceFacts
+from visattn.core.provenance import Provenance
 from visattn.errors import OutputError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
-from visattn.maps.schema import ProvenanceFacts
-from visattn.provenance import Provenance
 
 FOLDER = "statistics"
 

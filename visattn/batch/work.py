@@ -31,17 +31,17 @@ from visattn.batch.journal import Entry
 from visattn.batch.sampling import sample_of
 from visattn.batch.settings import DECIDES_NOTHING
 from visattn.batch.wanted import Wanted
-from visattn.drawing.pictures import to_png
+from visattn.core.drawing.pictures import to_png
+from visattn.core.images import image_facts
+from visattn.core.maps import pack_maps, save_map
+from visattn.core.pipeline.batches import Asked, explained, looked
+from visattn.core.pipeline.explaining import explain_prepared
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.pipeline.inputs import Prepared, prepare_with
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.records import Recording
 from visattn.errors import ImageError, MissingExtra, ModelError, OptionError, OutputError, ResourceError, VisattnError
 from visattn.evaluation.survey import PhotoNumbers, photo_numbers
-from visattn.images import image_facts
-from visattn.maps import pack_maps, save_map
-from visattn.pipeline.batches import Asked, explained, looked
-from visattn.pipeline.explaining import explain_prepared
-from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.inputs import Prepared, prepare_with
-from visattn.pipeline.preprocessing import Preprocessing
-from visattn.records import Recording
 from visattn.studies.creation import view_of
 from visattn.studies.views import View
 from visattn.studies.writing import content

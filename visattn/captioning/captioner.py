@@ -22,20 +22,20 @@ from visattn.captioning.beam_search import search
 from visattn.captioning.encoders import receptive_field
 from visattn.captioning.folders import CaptionerBlueprint, load
 from visattn.captioning.vocabulary import SPECIAL, Vocabulary, split
+from visattn.core.drawing.filmstrips import animation, filmstrip
+from visattn.core.drawing.pictures import Picture
+from visattn.core.families.trained import remember
+from visattn.core.geometry import Geometry
+from visattn.core.images import image_facts
+from visattn.core.loading.weights import FACTS
+from visattn.core.maps import AttentionMap
+from visattn.core.pipeline.captures import capture
+from visattn.core.pipeline.inputs import Prepared, prepare_batch
+from visattn.core.provenance import Provenance
+from visattn.core.records import TokenLayout
 from visattn.data.captions.pictures import SCENES
-from visattn.drawing.filmstrips import animation, filmstrip
-from visattn.drawing.pictures import Picture
 from visattn.errors import LayoutError, OptionError
-from visattn.families.trained import remember
-from visattn.geometry import Geometry
-from visattn.images import image_facts
-from visattn.loading.weights import FACTS
-from visattn.maps import AttentionMap
 from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, ShowAttendTell
-from visattn.pipeline.captures import capture
-from visattn.pipeline.inputs import Prepared, prepare_batch
-from visattn.provenance import Provenance
-from visattn.records import TokenLayout
 
 METHOD = "caption attention"
 _FLATTEST, _STRONGEST = 0.5, 1.6  # deviation of generated scenes from the mean of all, in standard deviations: 0.6 to 1.5

@@ -17,10 +17,10 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
+from visattn.core.families.feature_maps import last_feature_map
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.records import split_call
 from visattn.errors import OptionError, UnsupportedModel
-from visattn.families.feature_maps import last_feature_map
-from visattn.loading.blueprints import Blueprint
-from visattn.records import split_call
 
 _MAP = "map"
 _PICTURES = 8

@@ -17,14 +17,14 @@ from visattn._support.own_code import is_function
 from visattn._support.reprs import brief
 from visattn.captioning.encoders import Shape, encoder
 from visattn.captioning.vocabulary import SPECIAL
+from visattn.core.loading.blueprints import Blueprint, shared
+from visattn.core.loading.folders import AGAIN, read_blueprint, read_facts, read_weights, write_folder
+from visattn.core.loading.limits import no_larger_than
+from visattn.core.loading.translation import fill
+from visattn.core.loading.weights import FACTS
+from visattn.core.provenance import Provenance
 from visattn.errors import UnsupportedModel, VisattnError, WeightsError
-from visattn.loading.blueprints import Blueprint, shared
-from visattn.loading.folders import AGAIN, read_blueprint, read_facts, read_weights, write_folder
-from visattn.loading.limits import no_larger_than
-from visattn.loading.translation import fill
-from visattn.loading.weights import FACTS
 from visattn.models.show_attend_tell import Attention, First, ShowAttendTell
-from visattn.provenance import Provenance
 
 KIND = "captioner"
 _Width = Annotated[int, Meta(ge=1, lt=2**16)]

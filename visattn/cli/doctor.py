@@ -74,7 +74,7 @@ def _cache() -> str:
 
 
 def _offline() -> str:
-    from visattn.data.weights import offline
+    from visattn.core.loading import offline
 
     if not (there := [str(path) for model in offline.SOURCES if (path := offline.cached(model)).exists()]):
         raise FileNotFoundError("not downloaded yet; visattn demo downloads them if the Hugging Face Hub cannot be reached")
@@ -83,7 +83,7 @@ def _offline() -> str:
 
 def _hub() -> str:
     from visattn.cli.options import DEFAULT_MODEL
-    from visattn.loading import timm_models
+    from visattn.core.loading import timm_models
 
     return timm_models.reach_hub(DEFAULT_MODEL)
 

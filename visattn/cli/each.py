@@ -57,7 +57,7 @@ class Each:
 
     def readable(self, images: Iterable[Path], options: dict[str, Any]) -> Iterator[tuple[int, Image.Image]]:
         """Read the photos one by one; yield the index and the image of each that can be read. Only one is in memory at a time."""
-        from visattn.data.sources import load_image
+        from visattn.core.images.sources import load_image
 
         for i, image in enumerate(images):
             photo = None

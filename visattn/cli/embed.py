@@ -172,8 +172,8 @@ def _gathered(
     told: dict[str, Any],
 ) -> Space:
     """Gather the photos with one model; a wrong head is told after the first one."""
+    from visattn.core.loading import load_model
     from visattn.embedding import gather
-    from visattn.loading import load_model
 
     model = load_model(name, weights=weights, **{key: options[key] for key in ("seed", "img_size", "device")})
     if heads is not None:

@@ -26,8 +26,8 @@ from visattn.cli.options import (
 )
 from visattn.cli.studies import is_study, only_view
 from visattn.cli.talk import describe, note, result
-from visattn.data.sources import as_file
-from visattn.drawing.style import PAGE, Style
+from visattn.core.drawing.style import PAGE, Style
+from visattn.core.images.sources import as_file
 from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
@@ -116,10 +116,10 @@ def heads_command(
         check_output(target, overwrite=overwrite, inputs=[image, *files_read(options)])
     from dataclasses import replace
 
-    from visattn.drawing.pictures import to_png
-    from visattn.images import image_facts
-    from visattn.pipeline.explaining import answer
-    from visattn.pipeline.question import ask
+    from visattn.core.drawing.pictures import to_png
+    from visattn.core.images import image_facts
+    from visattn.core.pipeline.explaining import answer
+    from visattn.core.pipeline.question import ask
 
     prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, gated)
     if gated or kind in ("stats", "matrix"):
@@ -187,10 +187,10 @@ def _of_study(image: Path) -> tuple[Any, Any]:
 
 def _of_model(image: Path, options: dict[str, Any], gated: bool) -> tuple[Any, Any]:
     """Run the model on the photo; return the prepared photo and the recording."""
-    from visattn.data.sources import load_image
-    from visattn.loading import load_model
-    from visattn.pipeline.inputs import prepare
-    from visattn.pipeline.run import look, with_readout
+    from visattn.core.images.sources import load_image
+    from visattn.core.loading import load_model
+    from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.run import look, with_readout
 
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
@@ -237,8 +237,8 @@ def _kind_of_gates(options: dict[str, Any]) -> str:
 
 
 def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
-    from visattn.methods.gate_maps import NO_GATES
-    from visattn.pipeline.run import look
+    from visattn.core.methods.gate_maps import NO_GATES
+    from visattn.core.pipeline.run import look
 
     try:
         return look(model, prepared, features="none")
@@ -247,7 +247,7 @@ def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
 
 
 def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn.drawing.gate_pages import gate_page
+    from visattn.core.drawing.gate_pages import gate_page
 
     return gate_page(
         recording,
@@ -262,8 +262,8 @@ def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # no
 
 def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
     """Return one row per gate, of all layers or of one."""
+    from visattn.core.methods.gate_maps import NO_GATES, layer_of
     from visattn.evaluation.gates import gate_statistics
-    from visattn.methods.gate_maps import NO_GATES, layer_of
 
     every = gate_statistics(recording)
     if not every:
@@ -282,7 +282,7 @@ def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
 
 
 def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn.drawing.sheets import contact_sheet
+    from visattn.core.drawing.sheets import contact_sheet
 
     shown = found.map
     if kind == "layers":
@@ -308,8 +308,8 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
 
 
 def _matrix(recording: Any, layer: int | str, chosen: str) -> Any:  # noqa: ANN401
-    from visattn.drawing.matrices import matrix_page
-    from visattn.drawing.pictures import carrying
+    from visattn.core.drawing.matrices import matrix_page
+    from visattn.core.drawing.pictures import carrying
 
     record = recording.select(kind="self", layer=layer)[0]
     heads = record.operator.dense()[0]

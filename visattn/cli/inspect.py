@@ -12,8 +12,8 @@ from visattn.cli.late import Command
 from visattn.cli.options import Size, talk_options
 
 if TYPE_CHECKING:
-    from visattn.methods import Method
-    from visattn.records import Recording, TokenLayout
+    from visattn.core.methods import Method
+    from visattn.core.records import Recording, TokenLayout
 
 
 @click.command("inspect", cls=Command)
@@ -28,15 +28,15 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     """
     import torch
 
-    from visattn.families import input_spec
-    from visattn.loading import brings_weights, load_model
-    from visattn.methods import METHODS
-    from visattn.methods.gate_maps import GATES
-    from visattn.pipeline.captures import capture
-    from visattn.pipeline.inputs import Prepared
-    from visattn.pipeline.recordings import last_map
-    from visattn.pipeline.run import answer_of
-    from visattn.records import split_call
+    from visattn.core.families import input_spec
+    from visattn.core.loading import brings_weights, load_model
+    from visattn.core.methods import METHODS
+    from visattn.core.methods.gate_maps import GATES
+    from visattn.core.pipeline.captures import capture
+    from visattn.core.pipeline.inputs import Prepared
+    from visattn.core.pipeline.recordings import last_map
+    from visattn.core.pipeline.run import answer_of
+    from visattn.core.records import split_call
 
     net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
     spec = input_spec(net, img_size)

@@ -137,7 +137,7 @@ class OneOf(click.ParamType[Any]):
 
 def method_options() -> list[click.Option]:
     """Create an option for each parameter of any method, from the annotations and docstrings of their functions."""
-    from visattn.methods import METHODS
+    from visattn.core.methods import METHODS
 
     takes: dict[str, list[str]] = {}
     for name, method in METHODS.items():

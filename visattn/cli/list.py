@@ -27,7 +27,7 @@ from visattn.errors import OptionError, VisattnError
 def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, debug: bool) -> None:
     """List models with attention over the image and published weights, whose names match or contain PATTERN, for example dinov2."""
     if what == "methods":
-        from visattn.methods import METHODS
+        from visattn.core.methods import METHODS
 
         rows = [
             {
@@ -41,7 +41,7 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
         click.echo(to_json(rows) if as_json else to_text(rows).rstrip())
         return
     if what == "colormaps":
-        from visattn.drawing import colormaps
+        from visattn.core.drawing import colormaps
 
         names = list(colormaps.NAMES)
     else:
@@ -61,8 +61,8 @@ def _every_model() -> list[str]:
     They are stored in the cache on the first call, because importing timm to collect them takes seconds. The name of the file has the
     versions of the libraries and the digest of the modules that choose the names.
     """
-    from visattn import loading
     from visattn._support.json_files import decoded
+    from visattn.core import loading
 
     chosen = [
         Path(place, name).read_bytes()

@@ -11,9 +11,9 @@ import click
 
 from visattn._support.checks import whole_number
 from visattn._support.types import LARGEST_BATCH, Space, Task
-from visattn.drawing.style import Style, StyleOptions
+from visattn.core.drawing.style import Style, StyleOptions
+from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
-from visattn.pipeline.preprocessing import Preprocessing
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -26,15 +26,15 @@ from visattn.cli.options import (
 )
 from visattn.cli.studies import is_study, views_of
 from visattn.cli.talk import describe, result
-from visattn.data.sources import as_file
-from visattn.drawing.style import Style
+from visattn.core.drawing.style import Style
+from visattn.core.images.sources import as_file
+from visattn.core.provenance import Provenance
 from visattn.errors import MapError, OptionError
-from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from visattn.pipeline.question import Question
+    from visattn.core.pipeline.question import Question
 
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
@@ -102,7 +102,7 @@ def _draw_study(
     """Draw each view of a study: the map that has the name of the method, or one that the recording gives."""
     if len(images) > 1 or options["map_file"] or options["save_map"]:
         raise OptionError("a study is drawn alone. Pass one .attn file, without other images, --map and --save-map.")
-    from visattn.drawing.pictures import to_png
+    from visattn.core.drawing.pictures import to_png
 
     name, views = options["method"], views_of(images[0])
     plain = all(options[parameter] is None for parameter in parameters())
@@ -135,7 +135,7 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
         return []
     if len(images) > 1 or options["map_file"]:
         raise OptionError("--save-map saves the map that a model computed for one image. Pass one image and no --map.")
-    from visattn.maps.formats import map_format
+    from visattn.core.maps.formats import map_format
 
     map_format(options["save_map"])
     return [options["save_map"]]
@@ -157,13 +157,13 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
 
 
 def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Image.Image], _Drawn]:
-    from visattn.drawing.pictures import to_png
-    from visattn.loading import load_model
-    from visattn.maps import save_map
-    from visattn.maps.formats import map_format
-    from visattn.pipeline.explaining import explain_prepared
-    from visattn.pipeline.inputs import prepare
-    from visattn.pipeline.stages import by_stages, stage_page
+    from visattn.core.drawing.pictures import to_png
+    from visattn.core.loading import load_model
+    from visattn.core.maps import save_map
+    from visattn.core.maps.formats import map_format
+    from visattn.core.pipeline.explaining import explain_prepared
+    from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.stages import by_stages, stage_page
 
     method = question.method
     every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
@@ -190,11 +190,11 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
 
 
 def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
-    from visattn.drawing.overlays import overlay
-    from visattn.drawing.pictures import to_png
-    from visattn.images import image_facts
-    from visattn.maps import load_map
-    from visattn.pipeline.explanation import Explanation
+    from visattn.core.drawing.overlays import overlay
+    from visattn.core.drawing.pictures import to_png
+    from visattn.core.images import image_facts
+    from visattn.core.maps import load_map
+    from visattn.core.pipeline.explanation import Explanation
 
     loaded = load_map(options["map_file"])
 

@@ -19,8 +19,8 @@ from visattn.cli.talk import describe, note
 from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
 
 if TYPE_CHECKING:
+    from visattn.core.provenance import Provenance
     from visattn.evaluation.survey import Survey
-    from visattn.provenance import Provenance
 
 
 @click.command("stats", cls=Command)
@@ -83,8 +83,8 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
     Raises:
         ImageError: If the folder does not exist or contains no image files.
     """
-    from visattn.images import FORMATS
-    from visattn.images.folders import photos_in
+    from visattn.core.images import FORMATS
+    from visattn.core.images.folders import photos_in
 
     name = printable(str(folder))
     if not is_folder(folder):
@@ -106,8 +106,8 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
     """Compute the statistics over all usable photos; None if there is none."""
     from tqdm import tqdm
 
+    from visattn.core.loading import load_model
     from visattn.evaluation.survey import Survey
-    from visattn.loading import load_model
 
     def beside_the_bar(text: str) -> None:
         with tqdm.external_write_mode():
@@ -132,7 +132,7 @@ def _plots(heads: Any, layers: Any, photos: int, provenance: Any, quiet: bool) -
     except MissingExtra as missing:
         note(quiet, f"only tables are written: {missing}")
         return {}
-    from visattn.drawing.plots import head_statistics
+    from visattn.core.drawing.plots import head_statistics
 
     drawn = {
         "distance.png": head_statistics.distance(heads, layers, photos, provenance),

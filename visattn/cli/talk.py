@@ -8,7 +8,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.tables import to_json
-from visattn.provenance import Provenance
+from visattn.core.provenance import Provenance
 
 
 def note(quiet: bool, *lines: str) -> None:

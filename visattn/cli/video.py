@@ -25,8 +25,8 @@ from visattn.cli.options import (
     target_options,
 )
 from visattn.cli.talk import describe, note, result
-from visattn.data.sources import as_file
-from visattn.drawing.style import Style
+from visattn.core.drawing.style import Style
+from visattn.core.images.sources import as_file
 
 
 @click.command("video", cls=LateCommand, late=method_options, before="view", spare=True)
@@ -82,10 +82,10 @@ def video_command(
     from visattn.batch.films.drawing import opened
     from visattn.batch.films.walking import start_of
     from visattn.batch.films.writing import check_name
-    from visattn.families.wrappers import unwrapped
-    from visattn.loading import load_model
-    from visattn.pipeline.batches import Asked
-    from visattn.pipeline.preprocessing import Preprocessing
+    from visattn.core.families.wrappers import unwrapped
+    from visattn.core.loading import load_model
+    from visattn.core.pipeline.batches import Asked
+    from visattn.core.pipeline.preprocessing import Preprocessing
 
     check_name(target)
     question = question_of(options, **start_of(options["walk"], options["method"], options.get("query")))

@@ -24,7 +24,7 @@ from visattn.cli.options import (
 )
 from visattn.cli.studies import is_study, views_of
 from visattn.cli.talk import describe, note, result
-from visattn.data.sources import as_file
+from visattn.core.images.sources import as_file
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:
             raise OptionError("studies are shown as they are. Pass .attn files alone, without --methods and --compare.")
         return Study(tuple(view for image in images for view in views_of(image)))
     from visattn import studies
-    from visattn.data.sources import load_image
-    from visattn.pipeline.targets import read_labels
+    from visattn.core.images.sources import load_image
+    from visattn.core.pipeline.targets import read_labels
 
     photos = [load_image(image, **reading(options)) for image in images]
     methods = None if options["methods"] is None else [name.strip() for name in options["methods"].split(",") if name.strip()]

@@ -1,10 +1,10 @@
-"""Sample photos and weights, and datasets of labeled or captioned images."""
+"""Datasets of labeled or captioned images and generated scenes; the shipped photos and networks, and weights without a hub."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from visattn.data.shipped import NETWORKS, PHOTOS, network_path, photo_path
-from visattn.data.weights.offline import OFFLINE_MODEL, offline_weights
+from visattn.core.loading.offline import OFFLINE_MODEL, offline_weights
+from visattn.core.shipped import NETWORKS, PHOTOS, network_path, photo_path
 
 if TYPE_CHECKING:
     from visattn.data import scenes as scenes

@@ -8,8 +8,8 @@ import math
 import numpy as np
 from PIL import Image
 
+from visattn.core.images import ImageFacts, image_facts, stating
 from visattn.errors import OptionError
-from visattn.images import ImageFacts, image_facts, stating
 
 _AREA, _RATIO = (0.25, 0.8), (3 / 4, 4 / 3)  # of the photo's area and shape
 

@@ -21,6 +21,15 @@ from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn.core.families.wrappers import unwrapped
+from visattn.core.images import image_facts
+from visattn.core.loading import load_model
+from visattn.core.loading.weights import state_digest
+from visattn.core.pipeline.inputs import Prepared, prepare_with, read
+from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.core.pipeline.prompts import tokenized
+from visattn.core.pipeline.run import look
+from visattn.core.provenance import Provenance, versions
 from visattn.embedding.joining import joined_images
 from visattn.embedding.keeping import Kept, alike
 from visattn.embedding.one_image import OneImage, image_states
@@ -28,15 +37,6 @@ from visattn.embedding.space import Space
 from visattn.errors import OptionError
 from visattn.evaluation.given import MaskLike, as_mask
 from visattn.evaluation.specialization import DRAWS
-from visattn.families.wrappers import unwrapped
-from visattn.images import image_facts
-from visattn.loading import load_model
-from visattn.loading.weights import state_digest
-from visattn.pipeline.inputs import Prepared, prepare_with, read
-from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.prompts import tokenized
-from visattn.pipeline.run import look
-from visattn.provenance import Provenance, versions
 
 POINTS = 1_000
 

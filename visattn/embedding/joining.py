@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visattn.core.provenance import Provenance
+from visattn.core.records import TokenLayout
+from visattn.core.records.layouts import WORDS
 from visattn.embedding.one_image import OneImage
 from visattn.embedding.space import LayerStates, Space, Tokens
 from visattn.evaluation.specialization import HeadScores
-from visattn.provenance import Provenance
-from visattn.records import TokenLayout
-from visattn.records.layouts import WORDS
 
 _NAMED = 3  # layers that a note names
 

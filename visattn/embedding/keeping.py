@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from visattn.pipeline.inputs import Prepared
+    from visattn.core.pipeline.inputs import Prepared
 
 _NAMES = "[0-9]*.safetensors", ".visattn-*"  # the second: what a kill cut off while it was written
 _CLOSE = 0.004, 1e-4  # of a value, and of the largest: states of the same model differ by half precision at most

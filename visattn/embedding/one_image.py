@@ -21,19 +21,19 @@ from visattn._support.files import write_whole
 from visattn._support.json_files import Whole, decoded
 from visattn._support.reprs import brief
 from visattn._support.types import Property
+from visattn.core.geometry import Box, Geometry
+from visattn.core.images import image_facts
+from visattn.core.maps.files import layout_of
+from visattn.core.maps.schema import BoxFacts, LayoutFacts
+from visattn.core.methods.selection import chain_refusal
+from visattn.core.methods.sinks import find_sinks
+from visattn.core.operators import MatrixOperator, Operator, SoftmaxOperator
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
+from visattn.core.records.layouts import WORDS
 from visattn.errors import OptionError
 from visattn.evaluation.patches import Patches, patches_by_layout
 from visattn.evaluation.specialization import Scores, over_patches, scores_of
-from visattn.geometry import Box, Geometry
-from visattn.images import image_facts
-from visattn.maps.files import layout_of
-from visattn.maps.schema import BoxFacts, LayoutFacts
-from visattn.methods.selection import chain_refusal
-from visattn.methods.sinks import find_sinks
-from visattn.operators import MatrixOperator, Operator, SoftmaxOperator
-from visattn.pipeline.inputs import Prepared
-from visattn.records import AttentionRecord, Recording, TokenLayout
-from visattn.records.layouts import WORDS
 
 _LARGEST = 65504.0  # float16
 _ROWS, _VISIBLE, _ROUNDED = 16, 1e-5, 0.02  # rows that are checked; weights that count; error of a logarithm of half precision

@@ -14,11 +14,11 @@ from visattn._support.files import check_output, write_whole
 from visattn._support.spellings import spelled
 from visattn._support.tables import Row, without_nan
 from visattn._support.typed import typed
+from visattn.core.provenance import Provenance
 from visattn.embedding.layouts import Laid, lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers
 from visattn.embedding.space import Space
 from visattn.errors import OptionError
-from visattn.provenance import Provenance
 from visattn.viewer.page import MAX_MB
 from visattn.viewer.space_page import space_html
 from visattn.viewer.space_payload import Part

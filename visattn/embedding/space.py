@@ -10,11 +10,11 @@ from torch import Tensor
 
 from visattn._support.reprs import brief
 from visattn._support.types import Criterion
+from visattn.core.provenance import Provenance
 from visattn.embedding.components import Moments, joint_axes
 from visattn.embedding.joint import Joint, NoFactor, factor_of, joined
 from visattn.errors import OptionError
 from visattn.evaluation.specialization import HeadScores
-from visattn.provenance import Provenance
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 Statistics of heads, gates and sinks, and scores of how well a map localizes an object, with baselines for chance and center bias.
 """
 
+from visattn.core.methods.sinks import attention_received, find_sinks, sink_mass
 from visattn.evaluation.baselines import center_prior, shifted_copies, smooth_random
 from visattn.evaluation.gates import GateStatistics, gate_statistics
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
@@ -11,7 +12,6 @@ from visattn.evaluation.localization import energy_inside, lift
 from visattn.evaluation.pointing import pointing_game
 from visattn.evaluation.ranking import auroc, average_precision
 from visattn.evaluation.specialization import HeadScores, find_heads
-from visattn.methods.sinks import attention_received, find_sinks, sink_mass
 
 __all__ = [
     "GateStatistics",

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from visattn._support.checks import between
+from visattn.core.maps import AttentionMap
 from visattn.errors import MapError, OptionError
 from visattn.evaluation.cells import refuse_holes
 from visattn.evaluation.given import MapLike, as_map
-from visattn.maps import AttentionMap
 
 
 def center_prior(like: MapLike, spread: float = 0.25) -> AttentionMap:

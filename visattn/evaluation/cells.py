@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
 from visattn.errors import MapError, ShapeError
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
 
 
 class Cells(NamedTuple):

@@ -10,9 +10,9 @@ from torch import Tensor
 from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
 from visattn._support.types import Role
-from visattn.methods.gate_maps import CLOSED, GATES, OPEN
-from visattn.methods.selection import one_forward
-from visattn.records import Recording
+from visattn.core.methods.gate_maps import CLOSED, GATES, OPEN
+from visattn.core.methods.selection import one_forward
+from visattn.core.records import Recording
 
 
 @dataclass(frozen=True, eq=False)

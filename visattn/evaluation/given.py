@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from visattn.core.geometry import Box, Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.provenance import Provenance
+from visattn.core.records import TokenLayout
 from visattn.errors import OptionError, ShapeError
-from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap
-from visattn.pipeline.explanation import Explanation
-from visattn.provenance import Provenance
-from visattn.records import TokenLayout
 
 MapLike: TypeAlias = AttentionMap | Explanation | Tensor | NDArray[Any]
 MaskLike: TypeAlias = NDArray[Any] | Tensor | Image.Image

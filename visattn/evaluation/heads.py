@@ -10,10 +10,10 @@ from torch import Tensor
 
 from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
+from visattn.core.methods.selection import one_forward
+from visattn.core.operators import Operator, SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import OptionError
-from visattn.methods.selection import one_forward
-from visattn.operators import Operator, SoftmaxOperator
-from visattn.records import AttentionRecord, Recording, TokenLayout
 
 PADDING, SELF, PATCHES = "padding", "self", "patches"  # kinds of keys besides the named prefix tokens
 COLLAPSED, UNIFORM = 0.99, 0.98  # largest weight of a collapsed row; entropy of a near-uniform row over `ln K`

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from visattn._support.modes import in_own_modes
-from visattn.methods.selection import graded, one_forward
-from visattn.records import Recording
+from visattn.core.methods.selection import graded, one_forward
+from visattn.core.records import Recording
 
 
 @in_own_modes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
 from visattn.errors import MapError
 from visattn.evaluation.cells import Cells, cells_of, partly
 from visattn.evaluation.given import MapLike, MaskLike, given
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
 
 
 def lift(attention_map: MapLike, mask: MaskLike, geometry: Geometry | None = None) -> NDArray[np.float64]:

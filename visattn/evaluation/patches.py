@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from visattn.core.geometry import Geometry
+from visattn.core.records import TokenLayout
 from visattn.errors import ShapeError
-from visattn.geometry import Geometry
-from visattn.records import TokenLayout
 
 Content = Literal["hue", "brightness", "object"]
 CONTENTS: tuple[Content, ...] = get_args(Content)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visattn._support.checks import between
+from visattn.core.geometry import Geometry
 from visattn.evaluation.cells import centers, partly
 from visattn.evaluation.given import MapLike, MaskLike, given
-from visattn.geometry import Geometry
 
 
 def pointing_game(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from visattn.core.geometry import Geometry
 from visattn.evaluation.cells import partly
 from visattn.evaluation.given import MapLike, MaskLike, given
-from visattn.geometry import Geometry
 
 Array = NDArray[np.float64]
 

@@ -23,18 +23,18 @@ from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Property
+from visattn.core.families.wrappers import unwrapped
+from visattn.core.images import image_facts
+from visattn.core.loading import load_model
+from visattn.core.pipeline.inputs import prepare_with, read
+from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.core.pipeline.run import look
+from visattn.core.provenance import Provenance
+from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import OptionError
 from visattn.evaluation.given import MaskLike, as_mask
 from visattn.evaluation.intervals import mean_interval
 from visattn.evaluation.patches import CONTENTS, Patches, patches_by_layout
-from visattn.families.wrappers import unwrapped
-from visattn.images import image_facts
-from visattn.loading import load_model
-from visattn.pipeline.inputs import prepare_with, read
-from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.run import look
-from visattn.provenance import Provenance
-from visattn.records import AttentionRecord, Recording
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

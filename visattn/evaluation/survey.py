@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from visattn._support.modes import in_own_modes
 from visattn._support.spellings import spelled
 from visattn._support.tables import Row
+from visattn.core.images import image_facts
+from visattn.core.methods.selection import chain, chain_refusal
+from visattn.core.methods.sinks import attention_received, sink_mass, sinks_of_scores
+from visattn.core.pipeline.inputs import Prepared, prepare
+from visattn.core.pipeline.preprocessing import PreprocessingOptions
+from visattn.core.pipeline.run import look
+from visattn.core.provenance import Provenance, Sink
+from visattn.core.records import Recording
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.evaluation.gates import gate_statistics
 from visattn.evaluation.heads import head_divergence, statistics
 from visattn.evaluation.intervals import mean_interval
-from visattn.images import image_facts
-from visattn.methods.selection import chain, chain_refusal
-from visattn.methods.sinks import attention_received, sink_mass, sinks_of_scores
-from visattn.pipeline.inputs import Prepared, prepare
-from visattn.pipeline.preprocessing import PreprocessingOptions
-from visattn.pipeline.run import look
-from visattn.provenance import Provenance, Sink
-from visattn.records import Recording
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

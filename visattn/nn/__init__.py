@@ -7,7 +7,7 @@ classes. These need only the number of channels, and keep the shape.
 from visattn._support.publish import publish
 from visattn.nn.attaching.attached import Attachment, Site
 from visattn.nn.attaching.checkpoints import load_checkpoint, translate
-from visattn.nn.attaching.insertion import attach
+from visattn.nn.attaching.insertion import Init, attach
 from visattn.nn.attaching.with_attention import WithAttention
 from visattn.nn.channel.eca import ECA
 from visattn.nn.channel.ge import GatherExcite
@@ -63,6 +63,7 @@ __all__ = [
     "Glimpse",
     "GlobalContext",
     "HardAttention",
+    "Init",
     "LocalMonotonic",
     "LocalPredictive",
     "LocationScore",

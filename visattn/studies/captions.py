@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from visattn._support.typed import typed
 from visattn.captioning import Caption
+from visattn.core.operators import MatrixOperator
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
+from visattn.core.records.layouts import WORDS
 from visattn.errors import OptionError
-from visattn.operators import MatrixOperator
-from visattn.records import AttentionRecord, Recording, TokenLayout
-from visattn.records.layouts import WORDS
 from visattn.studies.views import Study, View
 
 _LAYER = "decoder"

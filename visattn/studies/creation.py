@@ -14,25 +14,25 @@ from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn.core.families import labels as labels_of, task as task_of
+from visattn.core.families.wrappers import unwrapped
+from visattn.core.images import image_facts
+from visattn.core.loading import load_model
+from visattn.core.maps import AttentionMap
+from visattn.core.methods import METHODS
+from visattn.core.pipeline.arguments import target_of
+from visattn.core.pipeline.explaining import answer, explain_prepared, with_target
+from visattn.core.pipeline.inputs import Prepared, prepare_with, read
+from visattn.core.pipeline.outputs import outputs_of, predicted_classes
+from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.core.pipeline.question import Question, ask
+from visattn.core.pipeline.recordings import layer_of_cam
+from visattn.core.pipeline.run import Pass, one_pass, with_readout
+from visattn.core.pipeline.targets import Of, Target, TargetOptions
+from visattn.core.pipeline.tensors import prepare_inputs
+from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.evaluation.importance import head_importance
-from visattn.families import labels as labels_of, task as task_of
-from visattn.families.wrappers import unwrapped
-from visattn.images import image_facts
-from visattn.loading import load_model
-from visattn.maps import AttentionMap
-from visattn.methods import METHODS
-from visattn.pipeline.arguments import target_of
-from visattn.pipeline.explaining import answer, explain_prepared, with_target
-from visattn.pipeline.inputs import Prepared, prepare_with, read
-from visattn.pipeline.outputs import outputs_of, predicted_classes
-from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.question import Question, ask
-from visattn.pipeline.recordings import layer_of_cam
-from visattn.pipeline.run import Pass, one_pass, with_readout
-from visattn.pipeline.targets import Of, Target, TargetOptions
-from visattn.pipeline.tensors import prepare_inputs
-from visattn.records import Recording
 from visattn.studies.views import Importance, Study, View, from_recording
 from visattn.studies.words import texts_of
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from visattn.core.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator
 from visattn.errors import ShapeError
-from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator
 
 MASKS = "bias"  # may hold -inf
 

@@ -16,13 +16,13 @@ from visattn._support.checks import printable
 from visattn._support.files import regular
 from visattn._support.language import worded
 from visattn._support.typed import typed
+from visattn.core.geometry import Geometry
+from visattn.core.images import MAX_PIXELS, ImageFacts, decode, stating
+from visattn.core.maps.files import layout_of, map_of
+from visattn.core.pipeline.outputs import PredictedClass
+from visattn.core.provenance import Provenance
+from visattn.core.records import AttentionRecord, FeatureRecord, Readout, Recording, TokenLayout, UnseenAttention
 from visattn.errors import StudyError
-from visattn.geometry import Geometry
-from visattn.images import MAX_PIXELS, ImageFacts, decode, stating
-from visattn.maps.files import layout_of, map_of
-from visattn.pipeline.outputs import PredictedClass
-from visattn.provenance import Provenance
-from visattn.records import AttentionRecord, FeatureRecord, Readout, Recording, TokenLayout, UnseenAttention
 from visattn.studies.operands import MASKS, operator_of
 from visattn.studies.schema import (
     FORMAT,

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from visattn._support.json_files import SIDE, Number, Share, Whole, decoded
 from visattn._support.types import MAX_PIXELS, Kind, Role
-from visattn.maps.schema import MOST_VALUES, Facts, GeometryFacts, LayoutFacts, ProvenanceFacts, check_places
+from visattn.core.maps.schema import MOST_VALUES, Facts, GeometryFacts, LayoutFacts, ProvenanceFacts, check_places
 
 FORMAT, VERSION = "attn", 1
 MOST_TEXT = 2**24  # characters of the JSON

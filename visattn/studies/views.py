@@ -21,16 +21,16 @@ from visattn._support.language import worded
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.outputs import PredictedClass
+from visattn.core.pipeline.question import Question, ask
+from visattn.core.provenance import Provenance
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
-from visattn.pipeline.explaining import answer
-from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.outputs import PredictedClass
-from visattn.pipeline.question import Question, ask
-from visattn.provenance import Provenance
-from visattn.records import Recording
 from visattn.studies.writing import content
 from visattn.viewer.page import PageOptions, framed, html_of
 from visattn.viewer.widget import widget_of

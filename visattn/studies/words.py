@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from visattn.core.families.huggingface import owns, tokenizer_of
+from visattn.core.records import Recording
 from visattn.errors import OptionError
-from visattn.families.huggingface import owns, tokenizer_of
-from visattn.records import Recording
 
 _IDS = "input_ids"
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from visattn._support.types import MAX_PIXELS
+from visattn.core.maps.files import layout_facts, map_facts
+from visattn.core.records import AttentionRecord, FeatureRecord, Readout, TokenLayout
 from visattn.errors import OptionError
-from visattn.maps.files import layout_facts, map_facts
-from visattn.records import AttentionRecord, FeatureRecord, Readout, TokenLayout
 from visattn.studies.operands import operands_of
 from visattn.studies.schema import FORMAT, MOST_PIXELS, MOST_TEXT, MOST_VIEWS, VERSION
 

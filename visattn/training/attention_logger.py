@@ -19,29 +19,29 @@ from visattn._support.checks import between
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
-from visattn.drawing.overlays import on_scale
-from visattn.drawing.pages import Bar, Cell, sheet
-from visattn.drawing.pictures import Picture, carrying, to_png
-from visattn.drawing.style import PAGE, PageOptions, Style
+from visattn.core.drawing.overlays import on_scale
+from visattn.core.drawing.pages import Bar, Cell, sheet
+from visattn.core.drawing.pictures import Picture, carrying, to_png
+from visattn.core.drawing.style import PAGE, PageOptions, Style
+from visattn.core.families import input_spec
+from visattn.core.families.wrappers import unwrapped
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap, Heatmap, value_range
+from visattn.core.maps.scaling import names_of, range_words, shows_nothing
+from visattn.core.methods import METHODS
+from visattn.core.methods.gate_maps import PLACES
+from visattn.core.methods.method import Method
+from visattn.core.methods.table import MethodName
+from visattn.core.pipeline.captures import capture
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.outputs import name_of, noun_of
+from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.recordings import layer_of_cam, recorded
+from visattn.core.pipeline.targets import NoClasses, Of, ResolvedTarget, Target
+from visattn.core.pipeline.tensors import prepare_tensor
+from visattn.core.provenance import Provenance
+from visattn.core.records import Recording, split_call
 from visattn.errors import OptionError
-from visattn.families import input_spec
-from visattn.families.wrappers import unwrapped
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap, Heatmap, value_range
-from visattn.maps.scaling import names_of, range_words, shows_nothing
-from visattn.methods import METHODS
-from visattn.methods.gate_maps import PLACES
-from visattn.methods.method import Method
-from visattn.methods.table import MethodName
-from visattn.pipeline.captures import capture
-from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.outputs import name_of, noun_of
-from visattn.pipeline.question import ask
-from visattn.pipeline.recordings import layer_of_cam, recorded
-from visattn.pipeline.targets import NoClasses, Of, ResolvedTarget, Target
-from visattn.pipeline.tensors import prepare_tensor
-from visattn.provenance import Provenance
-from visattn.records import Recording, split_call
 
 _AUTO = ("relevance", "attention", "gates", "gradcam")  # `auto` takes the first that applies
 

@@ -7,17 +7,18 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from visattn._support.checks import between, one_of, printable, shown, suggest, told
 from visattn._support.files import base_name, regular
 from visattn._support.language import flag, option
 from visattn._support.own_code import is_function
+from visattn.core.loading.blueprints import shared_model
+from visattn.core.loading.folders import LARGEST
 from visattn.data.captions.pictures import SCENES
 from visattn.data.labeled.readers import KNOWN
 from visattn.errors import OptionError
-from visattn.loading.blueprints import INITS, check_attention, shared_model
-from visattn.loading.folders import LARGEST
+from visattn.nn import ATTENTION, Init
 from visattn.training.values import check_range, of_type, storable, to_toml
 
 AUGMENTATIONS = ("none", "flip", "turn", "crop", "imagenet")
@@ -256,7 +257,7 @@ class Config(Recipe):
         "auto",
         "Start of the attention, see visattn.nn.attach: paper, identity, zero_last or two_sigmoid. auto: paper in visattn networks, "
         "identity in others.",
-        choices=INITS,
+        choices=("auto", *get_args(Init)),
     )
     widths: tuple[int, ...] = setting((), "Channels of each stage, for visattn ResNets only; repeat it for each stage.")
     split: float = setting(
@@ -318,7 +319,8 @@ class Config(Recipe):
             )
         for width in self.widths:
             between(width, 1, 2**15, "widths")
-        check_attention(self.attention)
+        if self.attention not in ("none", *ATTENTION):
+            raise OptionError(f"unknown attention '{printable(self.attention)}'. Known: none, {', '.join(ATTENTION)}.")
         if self.attention == "none" and self.attention_init != "auto":
             raise OptionError(
                 f"{option('attention_init')} needs an {option('attention')}, got {self.attention_init} without one. Leave it out."

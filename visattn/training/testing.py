@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from visattn.core.families.trained import evaluation_transform
 from visattn.data.pictures import ImageDataset
-from visattn.families.trained import evaluation_transform
 from visattn.training.batches import Batch, InOrder, Samples, loader
 from visattn.training.tasks.task import Measured, Task
 from visattn.training.trainer import Trainer

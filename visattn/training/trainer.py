@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from visattn._support.language import option
 from visattn._support.notes import warn
+from visattn.core.loading.weights import unbounded_buffers
 from visattn.errors import OptionError, TrainingError
-from visattn.loading.weights import unbounded_buffers
 from visattn.training.batches import Batch
 from visattn.training.config import Recipe
 from visattn.training.optimizing import optimizer_of, rate_of, schedule_of

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from visattn._support.language import option
+from visattn.core.operators import Operator, SampledOperator, SoftmaxOperator
 from visattn.errors import OptionError
-from visattn.operators import Operator, SampledOperator, SoftmaxOperator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

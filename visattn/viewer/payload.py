@@ -17,14 +17,14 @@ from torch import Tensor
 from visattn._support.checks import printable, shown
 from visattn._support.language import option, worded
 from visattn._support.names import model_title
-from visattn.drawing.colormaps import NAMES, table
+from visattn.core.drawing.colormaps import NAMES, table
+from visattn.core.maps import AttentionMap
+from visattn.core.methods.selection import chain, chain_refusal
+from visattn.core.methods.sinks import find_sinks
+from visattn.core.pipeline.outputs import noun_of
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import OptionError
 from visattn.evaluation.heads import statistics
-from visattn.maps import AttentionMap
-from visattn.methods.selection import chain, chain_refusal
-from visattn.methods.sinks import find_sinks
-from visattn.pipeline.outputs import noun_of
-from visattn.records import AttentionRecord, Recording, TokenLayout
 from visattn.viewer.encoding import encoded
 from visattn.viewer.packing import Packed
 

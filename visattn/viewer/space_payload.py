@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visattn.drawing.colormaps import table
+from visattn.core.drawing.colormaps import table
 from visattn.viewer.packing import Packed
 from visattn.viewer.payload import check_size
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 import visattn
 from tests.capturing.heads.truth import OUTSIDE, SAME, SCORES, Case, Truth, truths
+from visattn.core.records import Recording
 from visattn.errors import OptionError, VisattnError
-from visattn.records import Recording
 
 EQUAL, RATIO = 0.01, 3.0
 WORST = ("failed", "wrong", "refused although provable", "refused", "right")

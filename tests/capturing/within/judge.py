@@ -35,9 +35,9 @@ import visattn
 from tests.capturing.moving import GRID, PATCH
 from tests.capturing.within.influence import MIDDLE, WEAK, Influence, alike, bijective, influence
 from tests.capturing.within.model import Mover, Program, inputs_of, quietly
+from visattn.core.operators import SoftmaxOperator
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import CaptureError
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord, Recording, TokenLayout
 
 MARGIN = 1.25
 LONG = 1200  # longer sequences take long

@@ -25,20 +25,20 @@ from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact
 from visattn.batch.films.reading import Film
 from visattn.batch.films.walking import Walk, start_of
 from visattn.batch.films.writing import check_name, writing
-from visattn.drawing.overlays import on_scale, rgb_components
-from visattn.drawing.style import Style, StyleOptions
+from visattn.core.drawing.overlays import on_scale, rgb_components
+from visattn.core.drawing.style import Style, StyleOptions
+from visattn.core.families.wrappers import unwrapped
+from visattn.core.loading import load_model
+from visattn.core.maps import AttentionMap, value_range
+from visattn.core.maps.scaling import range_words, resolved, shows_nothing
+from visattn.core.methods.table import MethodName
+from visattn.core.pipeline.batches import Asked, asked_of
+from visattn.core.pipeline.outputs import noun_of
+from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.core.pipeline.question import parameter_names
+from visattn.core.pipeline.targets import Of, TargetOptions
+from visattn.core.provenance import Provenance
 from visattn.errors import ImageError
-from visattn.families.wrappers import unwrapped
-from visattn.loading import load_model
-from visattn.maps import AttentionMap, value_range
-from visattn.maps.scaling import range_words, resolved, shows_nothing
-from visattn.methods.table import MethodName
-from visattn.pipeline.batches import Asked, asked_of
-from visattn.pipeline.outputs import noun_of
-from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.question import parameter_names
-from visattn.pipeline.targets import Of, TargetOptions
-from visattn.provenance import Provenance
 
 _PANEL = 240  # width of a panel of a head
 _GAP = 4

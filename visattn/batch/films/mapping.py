@@ -18,16 +18,16 @@ from visattn._support.typed import check_types
 from visattn._support.types import LARGEST_BATCH, View
 from visattn.batch.films.reading import Film, Frame
 from visattn.batch.films.walking import Walk
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap
+from visattn.core.methods.selection import tokens_of
+from visattn.core.pipeline.batches import BATCH, Asked, explain_each, looked
+from visattn.core.pipeline.explaining import answer, of_model, pixel_to_input
+from visattn.core.pipeline.explanation import Explanation
+from visattn.core.pipeline.inputs import Prepared, prepare_with
+from visattn.core.pipeline.recordings import recorded
+from visattn.core.records import FeatureRecord, Recording
 from visattn.errors import OptionError, ResourceError
-from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
-from visattn.methods.selection import tokens_of
-from visattn.pipeline.batches import BATCH, Asked, explain_each, looked
-from visattn.pipeline.explaining import answer, of_model, pixel_to_input
-from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.inputs import Prepared, prepare_with
-from visattn.pipeline.recordings import recorded
-from visattn.records import FeatureRecord, Recording
 
 TOGETHER = "pca", "similarity"  # methods that compare features of all frames
 _MOST_SMOOTH = 0.99

@@ -17,8 +17,8 @@ from visattn._support.extras import need
 from visattn._support.files import regular
 from visattn._support.language import option
 from visattn._support.types import MAX_PIXELS, ColorProfile
+from visattn.core.images.profiles import to_srgb
 from visattn.errors import ImageError
-from visattn.images.profiles import to_srgb
 
 _ANIMATED = ".gif", ".webp", ".png", ".apng"
 _USUAL = Fraction(25)  # frames a second of a film that does not state them

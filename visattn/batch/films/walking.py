@@ -9,10 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from visattn.batch.films.reading import Frame
-from visattn.data.sources import load_image
+from visattn.core.geometry import Box
+from visattn.core.images.sources import load_image
+from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
-from visattn.geometry import Box
-from visattn.pipeline.preprocessing import Preprocessing
 
 _WITH_QUERY = "attention", "similarity"
 _RATE = Fraction(12)  # steps a second

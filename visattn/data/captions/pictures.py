@@ -16,11 +16,11 @@ from PIL import Image
 
 from visattn._support.checks import printable, unreadable
 from visattn._support.language import option
+from visattn.core.images import load_file
 from visattn.data.pictures import size_of
 from visattn.data.scenes import VERSION, Pairs, Scenes
 from visattn.data.scenes.store import kept, seed_of
 from visattn.errors import DataError
-from visattn.images import load_file
 
 
 class _Kind(NamedTuple):

@@ -19,10 +19,10 @@ from PIL import Image
 from visattn._support.checks import printable, unreadable
 from visattn._support.language import option, worded
 from visattn._support.types import Split
+from visattn.core.images import FORMATS, load_file
 from visattn.data.labeled.arrays import check_learnable
 from visattn.data.pictures import size_of
 from visattn.errors import DataError
-from visattn.images import FORMATS, load_file
 
 _SPLITS = {"train": ("train",), "test": ("test", "val")}  # the first folder that exists is used
 _NAMED = 5  # most classes that a message names

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn._support.publish import publish
+from visattn.core.geometry import affine_corners
 from visattn.errors import ShapeError
-from visattn.geometry import affine_corners
 from visattn.nn.feature_maps import exact, sample, wide
 from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 

@@ -23,8 +23,8 @@ from visattn._support.files import refusal, write_whole
 from visattn._support.json_files import Amount, Count, Finite, Share, decoded
 from visattn._support.tables import Row, to_csv, to_json, to_markdown
 from visattn._support.untrusted import check_own, read_own
+from visattn.core.provenance import Provenance
 from visattn.errors import CheckpointError, OptionError, VisattnError
-from visattn.provenance import Provenance
 from visattn.training.config import Config, differences
 from visattn.training.report.costs import Cost, cost
 from visattn.training.report.paired import Estimate, estimate, paired, verdict
@@ -357,7 +357,7 @@ def _write(run: Path, config: Config, made: Mapping[str, Variant], outcomes: Out
         "md": to_page(table, notes, title, config.toml()).encode(),
     }
     if find_spec("matplotlib"):
-        from visattn.drawing.plots import learning_curves
+        from visattn.core.drawing.plots import learning_curves
 
         provenance = Provenance(model=config.model, method="comparison", parameters=config.digest())
         files["png"] = learning_curves.comparison(table, runs, title, provenance)

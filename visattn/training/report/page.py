@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from visattn._support.checks import printable
 from visattn._support.files import discard, write_whole
 from visattn._support.tables import to_csv
-from visattn.loading.weights import WEIGHTS, digest
-from visattn.provenance import Provenance, processor
+from visattn.core.loading.weights import WEIGHTS, digest
+from visattn.core.provenance import Provenance, processor
 from visattn.training.config import Recipe
 from visattn.training.report.card import Achieved, Origin
 from visattn.training.report.outcomes import as_rows, by_class, confusion
@@ -59,7 +59,7 @@ def write_results(run: Path, task: Task, model: nn.Module, result: Result, outco
         write_whole(run / CLASSES, to_csv(by_class(counts, names)).encode())
         write_whole(run / CONFUSION, to_csv(as_rows(counts, names)).encode())
     if find_spec("matplotlib"):
-        from visattn.drawing.plots import confusion as matrix, learning_curves
+        from visattn.core.drawing.plots import confusion as matrix, learning_curves
 
         told: list[dict[str, Any]] = [{"accuracy" if key == "test_accuracy" else key: row[key] for key in row} for row in rows]
         provenance = Provenance(model=config.model, method="training", parameters=config.digest())

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from visattn._support.checks import printable, whole_number
+from visattn.core.loading.models import try_device
 from visattn.errors import OptionError, VisattnError
-from visattn.loading.models import try_device
 
 Result = TypeVar("Result")
 

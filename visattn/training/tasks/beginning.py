@@ -9,13 +9,13 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from visattn import families
 from visattn._support.checks import printable
 from visattn._support.language import option
 from visattn._support.notes import note
+from visattn.core import families
+from visattn.core.loading import folders, load_model
+from visattn.core.loading.blueprints import Blueprint, shared_model
 from visattn.errors import OptionError, WeightsError
-from visattn.loading import folders, load_model
-from visattn.loading.blueprints import Blueprint, shared_model
 from visattn.training.config import Recipe
 from visattn.training.optimizing import head_of
 

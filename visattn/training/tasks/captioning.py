@@ -20,13 +20,13 @@ from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning.folders import CaptionerBlueprint, save
+from visattn.core.drawing.pictures import to_png
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.provenance import Provenance
 from visattn.data.captions.pictures import SCENES
 from visattn.data.captions.readers import CaptionDataset, load_captions
-from visattn.drawing.pictures import to_png
 from visattn.errors import DataError, ImageError, OptionError, WeightsError
-from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, First, ShowAttendTell, loss
-from visattn.provenance import Provenance
 from visattn.training.report.card import Achieved, Origin, code, page, percent
 from visattn.training.tasks.beginning import Beginning, beginning_of, going_on, run_of
 from visattn.training.tasks.caption_config import CaptionConfig

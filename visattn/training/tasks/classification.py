@@ -18,17 +18,17 @@ from visattn._support.checks import printable
 from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.types import Split
+from visattn.core.families import trained
+from visattn.core.families.trained import evaluation_transform
+from visattn.core.loading import folders
+from visattn.core.loading.blueprints import Blueprint
+from visattn.core.pipeline.tensors import prepare_tensor
 from visattn.data import LabeledDataset, load_labeled
 from visattn.data.labeled.own import OwnDataset
 from visattn.data.labeled.readers import PUBLISHED
 from visattn.data.labeled.subsets import held_out
 from visattn.errors import OptionError, UnsupportedModel
-from visattn.families import trained
-from visattn.families.trained import evaluation_transform
-from visattn.loading import folders
-from visattn.loading.blueprints import Blueprint
 from visattn.models import ram
-from visattn.pipeline.tensors import prepare_tensor
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.batches import Labels
 from visattn.training.config import Config

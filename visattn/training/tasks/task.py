@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 from PIL import Image
 from torch import Tensor, nn
 
+from visattn.core.families import input_spec
+from visattn.core.families.trained import InputFacts
+from visattn.core.loading import load_model
+from visattn.core.loading.blueprints import Blueprint
 from visattn.data.captions.pictures import SCENES
 from visattn.data.pictures import ImageDataset
 from visattn.data.scenes.causes import meaning
 from visattn.data.scenes.store import BY, DRAWN
 from visattn.errors import DataError, ImageError
-from visattn.families import input_spec
-from visattn.families.trained import InputFacts
-from visattn.loading import load_model
-from visattn.loading.blueprints import Blueprint
 from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
 from visattn.training.optimizing import Groups

@@ -1,0 +1,332 @@
+"""Observation of forward passes: when each begins and ends, its attention calls, and the locations of their tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn.core.capturing.description import ModelDescription
+from visattn.core.capturing.following.conclusions import Conclusions, Located, concluded
+from visattn.core.capturing.following.inputs import batch_of, packed_size
+from visattn.core.capturing.forward import Forward, Inputs, placed
+from visattn.core.capturing.hooks import ModuleCalls, keywords, running
+from visattn.core.capturing.intercept.calls import Call
+from visattn.core.capturing.intercept.mode import CaptureMode, Receive, Replace
+from visattn.core.capturing.intercept.no_compile import uncompiled
+from visattn.core.capturing.placing.weak import exchanging
+from visattn.core.capturing.trace.tape import TAPES, Attention, Tape
+from visattn.core.capturing.trace.tracer import Tracer
+from visattn.errors import CaptureError, UnsupportedModel
+
+# a TorchScript part that calls one of these may compute attention
+_COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")
+
+NO_IMAGES = "no floating-point tensor of shape (B, C, H, W) as argument"
+
+
+class Watch:
+    """State of the running forward pass.
+
+    Attributes:
+        forward: Index of the running forward pass; -1 before the first.
+        ended: Whether any forward pass returned an output.
+        images: Whether any forward pass received an image.
+        whole: Whether the whole model was called, and not only a part of it.
+        modules: Callbacks that run before and after module calls.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        description: ModelDescription,
+        receive: Receive,
+        replace: Replace | None = None,
+        *,
+        finish: Callable[[Forward], None] = lambda _: None,
+        drop: Callable[[], None] = lambda: None,
+        remember: bool = True,
+        gradients: bool = False,
+        vectors: bool = False,
+    ) -> None:
+        """Prepare to observe a model; the model itself is not modified.
+
+        Args:
+            model: Model to observe.
+            description: Facts about the model.
+            receive: See `CaptureMode`.
+            replace: See `CaptureMode`.
+            finish: Called when a forward pass has ended and its tape is complete.
+            drop: Called when a forward pass has failed.
+            remember: Whether a forward pass may reuse the conclusions of an earlier one with the same tape.
+            gradients: Whether every attention call must have an autograd graph.
+            vectors: Whether calls get the operands of their scores, where the model writes them out.
+
+        Raises:
+            UnsupportedModel: If `model` is not a `torch.nn.Module`, or runs outside Python.
+        """
+        if not isinstance(model, nn.Module):
+            hint = ". Pass its .module()" if isinstance(model, torch.export.ExportedProgram) else ""  # type: ignore[unreachable]
+            raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise UnsupportedModel(
+                "a TorchScript model runs outside Python, so nothing inside it can be captured. Use the original module."
+            )
+        self.forward, self.ended, self.images, self.whole = -1, False, False, False
+        self.modules = ModuleCalls()
+        self._model, self._description, self._finish, self._drop = model, description, finish, drop
+        self._remember, self._gradients = remember, gradients
+        self._mode = CaptureMode(model, receive, replace, description.answers_at_keys, vectors=vectors)
+        self._depth = 0
+        self._part: nn.Module | None = None  # the part that was called directly, without the whole model
+        self._inputs = Inputs()
+        self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
+        self._parts = frozenset(id(part) for part, name in self.names.items() if name and name.count(".") < 2)
+        self._slots: set[int] = set()  # slots whose tokens were requested
+        self._scripted = {id(part) for part in self._mode.owners.modules if isinstance(part, torch.jit.ScriptModule)}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Observe the forward passes inside the `with` block, then remove every hook."""
+        before, after = self.modules.before, self.modules.after
+        for number in {id(self._model), *self._parts, *self._scripted}:
+            before.setdefault(number, []).insert(0, self._begun)
+        after.setdefault(id(self._model), []).append(self._left)
+        with ExitStack() as stack:
+            stack.callback(self._clear)
+            stack.enter_context(uncompiled())
+            stack.enter_context(exchanging(self._exchanged))
+            stack.enter_context(self._mode)
+            stack.enter_context(self.modules.watched())
+            yield
+            self._end(None)
+
+    def _exchanged(self, tensor: Tensor) -> None:
+        """Tell the tracer that a tensor was given other memory, as `torch.utils.swap_tensors` does."""
+        tracer = self._mode.tracer
+        if tracer is not None:
+            tracer.exchanged(tensor)
+
+    def _clear(self) -> None:
+        """Break all reference cycles, so that nothing waits for the garbage collector."""
+        self._mode.tracer = self._mode.twin = None
+        self.modules.before.clear()
+        self.modules.after.clear()
+        for name in ("_mode", "_finish", "_drop"):
+            self.__dict__.pop(name)
+
+    def running(self) -> bool:
+        """Check whether a forward pass of this model is running in this thread."""
+        return not self.modules.elsewhere() and self._mode.tracer is not None
+
+    @property
+    def names(self) -> Mapping[nn.Module, str]:
+        """Names of the model's modules."""
+        return self._mode.owners.names
+
+    @property
+    def hidden(self) -> Mapping[str, str]:
+        """Layers whose attention cannot be recorded, and why."""
+        return self._mode.hidden
+
+    def arranged(self, call: Call, attention: Attention, owner: nn.Module) -> Located | None:
+        """Return the arrangement of a call that is about to run, and the layer and call that it follows; None if it is a gate.
+
+        Raises:
+            LayoutError: If the tokens are placed by a rule that does not fit.
+        """
+        if self._description.place is not None:
+            return placed(self._description.place, call, attention, owner, self._inputs)
+        tracer = self._mode.tracer
+        assert tracer is not None  # noqa: S101 - a forward pass is running
+        if tracer.known:  # the same as that tape so far, and locations do not depend on later operations
+            return concluded(tracer.tape, self._slots).calls[attention]
+        if self._partial is None:
+            self._partial = Conclusions(tracer.tape)
+        with torch._C.DisableTorchFunction():
+            return self._partial.of_call(tracer.tape, attention)
+
+    def want(self, tensor: Tensor) -> int | None:
+        """Request the tokens of a tensor of the running forward pass; return its slot, the argument of `Forward.tokens`."""
+        slot = None if self._mode.tracer is None else self._mode.tracer.slot_of(tensor)
+        if slot is not None:
+            self._slots.add(slot)
+        return slot
+
+    # --- begin and end of forward passes
+
+    def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Begin a forward pass when the whole model is called, or a part of it alone, such as `model.encoder(pixels)`.
+
+        A part that is called with tensors of the running forward pass continues that one.
+        """
+        is_scripted = id(module) in self._scripted and self._mode.tracer is not None
+        if is_scripted and any(word in str(module.inlined_graph) for word in _COMPOSED):
+            self._mode.hidden[self._name(module)] = "is compiled by TorchScript"
+        if module is self._model:
+            self._depth, self.whole = running(module), True
+            if self._depth == 1:
+                self._end(None)
+                self._part = None
+                self._start(args, keywords())
+            return
+        is_other_part = self._part is not None and self._part is not module
+        if self._depth or id(module) not in self._parts or is_other_part:
+            return
+        first = next((x for x in args if isinstance(x, Tensor)), None)
+        tracer = self._mode.tracer
+        if tracer is not None:
+            if first is None or first.ndim != 4:
+                return
+            slot = tracer.slot_of(first)
+            comes_from_image = slot is not None and slot in tracer.tape.descends
+            if comes_from_image:
+                return
+        self._end(None)
+        self._part = module
+        self._start(args, keywords())
+
+    def _name(self, module: nn.Module) -> str:
+        """Return the name of a module; empty for the model itself."""
+        return self.names.get(module, "")
+
+    def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Start a forward pass with these arguments of the model: find the images among them, and trace from there."""
+        inputs = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _tensors(value)]
+        packed = _packed(inputs)
+        pixels, grids = (_pixels(inputs), ()) if packed is None else packed
+        self.forward += 1
+        self._mode.calls.clear()
+        self._mode.hidden.clear()
+        self._partial = self._mode.twin = None
+        self._slots.clear()
+        self._inputs = Inputs()
+        candidates = TAPES.of(self._model) if self._remember else []
+        if pixels is not None:
+            self.images = True
+            self._inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
+            if packed is not None:
+                self._inputs = Inputs(packed_size(pixels.shape, grids), batch_of(pixels.shape))
+            twin = self._with_gradients(pixels, candidates)
+            if twin is not pixels:
+                self._mode.twin = pixels, twin
+                inputs, pixels = [(name, twin if x is pixels else x) for name, x in inputs], twin
+        self._mode.tracer = Tracer(
+            pixels,
+            [(str(name), x) for name, x in inputs],
+            self.names,
+            self._layer,
+            candidates,
+            grids,
+            keep=self._gradients,
+        )
+
+    def _layer(self) -> str:
+        """Return the name of the module that runs now."""
+        owner = self._mode.owners.current()
+        return "" if owner is None else owner[0]
+
+    def _with_gradients(self, pixels: Tensor, candidates: Sequence[Tape]) -> Tensor:
+        """Return pixels that require gradients if some attention calls would have no graph because parameters are frozen."""
+        if not self._gradients:
+            return pixels
+        if not torch.is_grad_enabled():
+            raise CaptureError(
+                "gradients were requested, but the model runs under no_grad or inference_mode. Run it with autograd enabled."
+            )
+        # a model without attention: each feature starts its own graph
+        if candidates and not self._attends(candidates[0]):
+            return pixels
+        require_gradients = [parameter.requires_grad for parameter in self._model.parameters()]
+        all_are_trained = bool(require_gradients) and all(require_gradients)
+        if all_are_trained or not pixels.is_floating_point() or pixels.requires_grad:
+            return pixels
+        return pixels.detach().requires_grad_()
+
+    def _attends(self, tape: Tape) -> bool:
+        """Check whether a forward pass computed attention, gates apart."""
+        calls = [entry.attention for entry in tape.entries if entry.attention is not None]
+        all_may_be_gates = all(attention.doubtful for attention in calls)
+        if self._description.place is not None or not all_may_be_gates:
+            return bool(calls)
+        return any(concluded(tape, self._slots).calls.values())
+
+    def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        """End a forward pass of the whole model; `output` is None if it failed."""
+        self._depth -= 1
+        if not self._depth:
+            self._end(output)
+
+    def _end(self, output: Any) -> None:  # noqa: ANN401
+        """End the running forward pass, if there is one, and hand its tape over.
+
+        `output` is what the model returned; None if it raised an error: then the forward pass is dropped. If only a part of the model
+        was called, its output is not known, and a forward pass ends when the next one begins.
+        """
+        tracer, self._mode.tracer, self._mode.twin = self._mode.tracer, None, None
+        self._mode.held.clear()
+        if tracer is None:
+            return
+        if output is None and self._part is None:
+            tracer.release()
+            self._drop()
+            return
+        self.ended = True
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
+            tape, place = tracer.finished(_tensors(answer)), self._description.place
+            if place is None and self._partial is not None and not tracer.known:
+                tape.conclusions = self._partial.completed(tape)
+            if self._remember and tape.whole:
+                TAPES.keep(self._model, tape)
+            self._finish(Forward(self.forward, self._inputs, tape, place, self._slots, tracer.used, tracer.kept))
+            tracer.release()
+
+
+def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:
+    """Return the images `(B, C, H, W)` or clips `(B, T, C, H, W)` among the inputs; those that are named so come first."""
+    candidates = [(name, x) for name, x in inputs if x.ndim in (4, 5) and x.is_floating_point()]
+    named = [x for name, x in candidates if _IMAGES.search(str(name))]
+    return next(iter((*named, *(x for _, x in candidates))), None)
+
+
+def _packed(inputs: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:
+    """Return the patches of all images, and the grid of each image as the caller gives it; None if there are none.
+
+    The patches come in one sequence, with `grid_thw` beside them, or in one padded sequence for each image, with `spatial_shapes`.
+    """
+    for name, sizes in inputs:
+        if sizes.is_floating_point() or sizes.ndim != 2:
+            continue
+        if str(name).endswith("grid_thw"):
+            grids = tuple(tuple(int(side) for side in size) for size in sizes.tolist())
+            count = sum(map(math.prod, grids))
+            fitting = (x for _, x in inputs if x.is_floating_point() and x.ndim in (2, 4) and len(x) == count)
+        elif str(name).endswith("spatial_shapes"):
+            grids = tuple((1, *(int(side) for side in size)) for size in sizes.tolist())
+            longest = max(map(math.prod, grids))
+            padded = (x for _, x in inputs if x.is_floating_point() and x.ndim == 3)
+            fitting = (x for x in padded if len(x) == len(grids) and x.shape[1] >= longest)
+        else:
+            continue
+        patches = next(fitting, None)
+        if patches is not None:
+            return patches, grids
+    return None
+
+
+_IMAGES = re.compile("pixel|image|video|clip")
+
+
+def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
+    """Return the tensors in arguments or results, nested ones too."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [x for item in value for x in _tensors(item)] if isinstance(value, (tuple, list)) else []

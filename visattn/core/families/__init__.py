@@ -1,0 +1,153 @@
+"""Facts about a model that cannot be traced: preprocessing of its input, names of its classes, and the token that represents the image.
+
+There is one file per model library. `register` adds a model class of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from visattn._support.checks import first_line
+from visattn._support.types import Task
+from visattn.core.capturing import AttentionCall, ModelDescription
+from visattn.core.families import custom, huggingface, timm, torchvision, trained
+from visattn.core.families.facts import facts_of, state
+from visattn.core.families.spec import InputSpec, sides
+from visattn.core.families.wrappers import receiver, unwrapped
+from visattn.core.provenance import Provenance
+from visattn.errors import ModelError, OptionError, VisattnError
+
+__all__ = [
+    "FAMILIES",
+    "AttentionCall",
+    "InputSpec",
+    "ModelDescription",
+    "cam_layer",
+    "describe",
+    "head",
+    "input_spec",
+    "labels",
+    "provenance_of",
+    "register",
+    "remember",
+    "task",
+]
+
+# the first family that owns a model describes it
+FAMILIES: dict[str, ModuleType] = {
+    "trained": trained,
+    "timm": timm,
+    "torchvision": torchvision,
+    "huggingface": huggingface,
+    "custom": custom,
+}
+
+Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], ModelDescription])
+_registered: dict[type[nn.Module], Callable[[Any, Provenance], ModelDescription]] = {}
+
+
+def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
+    """Register a function that describes a model class of your own: modules that output tokens, and the token that represents the image.
+
+    >>> @register(MyViT)
+    ... def describe(model, provenance):
+    ...     return ModelDescription({"blocks": model.blocks, "norm": model.norm}, "cls", provenance)
+
+    Args:
+        kind: The class; subclasses are included. The last registered match is used.
+
+    Returns:
+        A decorator for a function that takes a model and the provenance of its weights, and returns a `ModelDescription`. If that has a
+        `place`, it gives the positions of tokens, which are then not traced.
+    """
+
+    def decorate(describe: Describe) -> Describe:
+        _registered[kind] = describe
+        return describe
+
+    return decorate
+
+
+def input_spec(model: nn.Module, img_size: int | Sequence[int] | None = None) -> InputSpec:
+    """Return the input size and preprocessing that `model` expects; `img_size`, a side or `(height, width)`, asks for another size.
+
+    Raises:
+        OptionError: If the model does not take `img_size`.
+        ModelError: If the input settings declared by the model are invalid.
+    """  # noqa: DOC501 - our own errors are passed on
+    try:
+        bare = unwrapped(model)
+        inner = None if custom.states(bare) else receiver(bare)
+        stating = bare if inner is None else inner
+        spec: InputSpec = _family_of(stating).input_spec(stating, sides(img_size))
+        return spec.checked() if inner is None else replace(spec, classifier=True).checked()
+    except VisattnError:
+        raise
+    except Exception as error:  # attributes of a foreign model may be anything
+        what = f"its declared input settings cannot be used ({type(error).__name__}: {first_line(error)})"
+        raise ModelError(f"{type(model).__name__}: {what}. Give the model a valid size, mean and std.") from error
+
+
+def labels(model: nn.Module) -> tuple[str, ...] | None:
+    """Return the names of the classes, or None if they are unknown."""
+    known: tuple[str, ...] | None = _family_of(model).labels(unwrapped(model))
+    return known
+
+
+def task(model: nn.Module) -> Task | None:
+    """Return what the outputs of a model are, if it states that."""
+    bare = unwrapped(model)
+    return huggingface.task(bare) if huggingface.owns(bare) else None
+
+
+def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return a function from the output of any block to the output of the model, or None if it is unknown."""
+    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(unwrapped(model))
+    return known
+
+
+def cam_layer(model: nn.Module) -> str | None:
+    """Return the name of the module whose tokens or feature map Grad-CAM reads, or None if it is unknown."""
+    known: str | None = _family_of(model).cam_layer(unwrapped(model))
+    return known
+
+
+def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> ModelDescription:
+    """Describe a model for `capture`; `grid` and `prefix` give the positions of tokens, otherwise tokens are traced.
+
+    Raises:
+        OptionError: If `grid` or `prefix` is invalid.
+    """
+    provenance = provenance_of(model)
+    if grid is not None:
+        return custom.told(model, grid, prefix, provenance)
+    if prefix:
+        raise OptionError("prefix needs grid to give the positions of tokens, got no grid. Pass grid=(rows, columns) too.")
+    for kind, registered in reversed(_registered.items()):
+        if isinstance(model, kind):
+            return replace(registered(model, provenance), stated=True)
+    found: ModelDescription = _family_of(model).describe(model, provenance)
+    return found
+
+
+def provenance_of(model: nn.Module) -> Provenance:
+    """Return the provenance of a model's weights."""
+    facts = facts_of(model)
+    if facts is not None and facts.provenance is not None:
+        return facts.provenance
+    return Provenance(model=type(model).__name__, weights="given with the model")
+
+
+def remember(model: nn.Module, provenance: Provenance) -> None:
+    """Record the provenance of a model's weights; it is attached to every map made with the model."""
+    state(model, provenance=provenance)
+
+
+def _family_of(model: nn.Module) -> ModuleType:
+    bare = unwrapped(model)
+    return next(family for family in FAMILIES.values() if family.owns(bare))

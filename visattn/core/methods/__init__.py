@@ -1,0 +1,63 @@
+"""Methods: functions that turn a recording into a map on the token grid. They hold neither the model nor a picture.
+
+`METHODS` is the table that `explain`, the command line, `inspect` and error messages read. Methods that run the model again take one
+more argument. `replay(edit)` runs the model on the edited pixels and returns a recording with the gradient of the target's score.
+`scored` is a `ScoredImages`, which holds the pixels and computes the target's score for any other pixels. Methods with `scored` need no
+attention; two of them need the features of a layer.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from visattn.core.methods import compat as compat
+from visattn.core.methods.method import Method as Method
+from visattn.core.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
+from visattn.core.methods.scored import ScoredImages as ScoredImages
+from visattn.core.methods.table import METHODS as METHODS, name_of as name_of
+
+if TYPE_CHECKING:
+    from visattn.core.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
+    from visattn.core.methods.by_perturbation.captum import (
+        integrated_gradients as integrated_gradients,
+        kernel_shap as kernel_shap,
+        lime as lime,
+        occlusion as occlusion,
+        smoothgrad as smoothgrad,
+    )
+    from visattn.core.methods.from_attention.attention import attention as attention
+    from visattn.core.methods.from_attention.flow import attention_flow as attention_flow
+    from visattn.core.methods.from_attention.gradients import (
+        attention_gradient as attention_gradient,
+        gradient_rollout as gradient_rollout,
+    )
+    from visattn.core.methods.from_attention.legrad import legrad as legrad
+    from visattn.core.methods.from_attention.norm import norm_attention as norm_attention
+    from visattn.core.methods.from_attention.relevance import relevance as relevance
+    from visattn.core.methods.from_attention.rollout import rollout as rollout
+    from visattn.core.methods.from_attention.transition import transition_attention as transition_attention
+    from visattn.core.methods.from_features.cam import cam as cam
+    from visattn.core.methods.from_features.eigencam import eigencam as eigencam
+    from visattn.core.methods.from_features.pca import pca as pca
+    from visattn.core.methods.from_features.similarity import similarity as similarity
+    from visattn.core.methods.from_gradients.gradcam import (
+        gradcam as gradcam,
+        gradcam_plus_plus as gradcam_plus_plus,
+        xgradcam as xgradcam,
+    )
+    from visattn.core.methods.from_gradients.hirescam import hirescam as hirescam, layercam as layercam
+    from visattn.core.methods.from_gradients.saliency import input_x_gradient as input_x_gradient, saliency as saliency
+    from visattn.core.methods.gate_maps import gates as gates
+    from visattn.core.methods.glimpse_paths import glimpses as glimpses
+
+_FUNCTIONS = {method.function.__name__: method.function for method in METHODS.values()}
+
+__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "ScoredImages", "compat", "name_of"])
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the function of a method
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    raise AttributeError(f"module 'visattn.core.methods' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,26 @@
+"""Attention as a linear operator `A`, computed block by block without building the whole matrix.
+
+An operator is made from the model's own query, key, bias and scale, with the log-sum-exp of its fused kernel if that was read. If a
+model exposes only explicit weights, the operator holds those. It yields blocks of rows of `A` and the products `A @ x` and `r @ A`.
+Global attention has one *block*, window attention has one per window. Index tensors map the rows and columns of a block to tokens in
+canonical order; -1 marks padding.
+"""
+
+from visattn.core.operators.explicit import MatrixOperator, SumOperator
+from visattn.core.operators.gradients import Gradient, MatrixGradient, OuterGradient
+from visattn.core.operators.operator import ROWS, Operator, Tile
+from visattn.core.operators.sampled import SampledOperator
+from visattn.core.operators.softmax import SoftmaxOperator
+
+__all__ = [
+    "ROWS",
+    "Gradient",
+    "MatrixGradient",
+    "MatrixOperator",
+    "Operator",
+    "OuterGradient",
+    "SampledOperator",
+    "SoftmaxOperator",
+    "SumOperator",
+    "Tile",
+]

@@ -1,0 +1,272 @@
+"""Explanation of one photo by one method: the map, its position on the photo, and its picture."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+from PIL import Image
+
+from visattn._support.files import check_output, write_whole
+from visattn._support.html import figure
+from visattn._support.spellings import spelled
+from visattn._support.typed import typed
+from visattn._support.types import Interpolation
+from visattn.core.drawing.marks import draw_box, draw_glimpses, outline
+from visattn.core.drawing.overlays import layered, painted, rgb_components, ringed
+from visattn.core.drawing.pages import Bar, captioned
+from visattn.core.drawing.pictures import Picture, carrying, check_transparency, encoded, format_of, to_png
+from visattn.core.drawing.sheets import contact_sheet
+from visattn.core.drawing.style import Style, StyleOptions
+from visattn.core.geometry import Geometry
+from visattn.core.maps import AttentionMap, Heatmap, save_map, value_range
+from visattn.core.maps.formats import map_format
+from visattn.core.maps.scaling import nearly_even, resolved
+from visattn.core.provenance import Provenance
+from visattn.errors import OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+
+class DrawOptions(StyleOptions, total=False):
+    """Options of `Explanation.draw`."""
+
+    mass: float | None
+    legend: bool
+    caption: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Map of one photo by one method.
+
+    Attributes:
+        photo: The upright photo.
+        geometry: Position of the model's input on the photo.
+        map: Raw values on the token grid, for this photo only.
+    """
+
+    photo: Image.Image
+    geometry: Geometry
+    map: AttentionMap
+
+    def __repr__(self) -> str:
+        """Return method, model, photo, what is shown, and the shape of the map."""
+        axes = f"{', '.join(self.map.axes)} " if self.map.axes else ""
+        size = " x ".join(map(str, self.map.values.shape))
+        count = len(self.provenance.warnings)
+        warned = f", {count} warning{'s' * (count > 1)}" if count else ""
+        shown = f"{self.map.meaning} of {self.provenance.title[:150]}"
+        return f"<Explanation: {', '.join([shown, *self._shown()])[:300]}, map {axes}{size}{warned}>"
+
+    def _shown(self) -> list[str]:
+        """Return class, layer, head and query of the map, as far as they apply."""
+        facts, made = self.map.facts, self.provenance
+        classes = [one["name"] or f"class {one['class']}" for one in made.scores]
+        head = made.parameters.get("head", "all") if "head" not in self.map.axes else "all"
+        named = {
+            "for": ", ".join(map(str, classes)),
+            "layer": facts.layer,
+            "head": "" if head == "all" else head,
+            "query": facts.query,
+        }
+        return [f"{name} {value}" for name, value in named.items() if value != ""]
+
+    @property
+    def provenance(self) -> Provenance:
+        """Record of how the map was made."""
+        return self.map.provenance
+
+    @property
+    def panel(self) -> AttentionMap:
+        """Map reduced to one panel: the mean over heads and layers. Components of a PCA are kept."""
+        one = self.map
+        for name in one.axes:
+            one = one if name == "component" else one.mean(name)
+        return one
+
+    def at(self, **index: int) -> Explanation:
+        """Return the explanation of one head, layer or component; see `AttentionMap.at`."""
+        return replace(self, map=self.map.at(**index))
+
+    def heatmap(self, interpolation: Interpolation = "bilinear") -> Heatmap:
+        """Return the panel in pixels of the photo."""
+        return self.panel.to_heatmap(self.geometry, interpolation)
+
+    @spelled(StyleOptions)
+    def draw(
+        self, *, mass: float | None = None, legend: bool = False, caption: bool = False, **style: Unpack[StyleOptions]
+    ) -> tuple[Picture, Provenance]:
+        """Draw the heatmap over the photo.
+
+        Args:
+            mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
+            legend: Whether to draw the color bar with the values of its ends on a band below the picture.
+            caption: Whether to write the predicted class, its probability and the target on a band below the picture.
+            style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions and
+                sampled points. Components of a
+                PCA become red, green and blue; no style applies to them.
+
+        Returns:
+            The picture and its provenance, which includes the value range of the color scale.
+
+        Raises:
+            ShapeError: If the map has components, but not three.
+            OptionError: If an option is unknown or out of range, or `transparent` is combined with a band or components.
+        """
+        chosen = Style(**style)
+        if chosen.transparent and (legend or caption):
+            raise OptionError("transparent draws a layer of the photo's size, without a band. Leave legend and caption out.")
+        if "component" in self.map.axes:
+            if chosen.transparent:
+                raise OptionError(
+                    "components fill every pixel with their colors, so no layer is transparent. Leave transparent out."
+                )
+            if self.map.values.shape[: len(self.map.axes)] != (3,):
+                raise ShapeError(
+                    f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
+                )
+            parts = rgb_components(self.photo, self.heatmap("nearest"))
+            return parts, parts.provenance
+        heat = self.heatmap(chosen.interpolation)
+        even = not heat.signed and nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
+        if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:
+            chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
+        draw = partial(self._drawn, heat=heat, mass=mass)
+        colored = layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
+        picture: Image.Image = colored
+        made = colored.provenance
+        bar = None
+        if legend and "uncolored" not in made.drawing:
+            scale = resolved(chosen.normalize, heat.grid, heat.signed)
+            ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
+            bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
+        if caption or bar:
+            picture = captioned(picture, self._caption(chosen.rings) if caption else (), bar)
+        asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
+        made = made.but(drawing=made.drawing | asked)
+        return carrying(picture, made), made
+
+    def _drawn(
+        self, background: Image.Image, /, *, heat: Heatmap, mass: float | None, style: Style, quiet: bool = False
+    ) -> Picture:
+        """Draw heatmap, outline, glimpses and boxes on a background of the photo's size."""
+        colored = painted(background, heat, style, quiet=quiet)
+        picture: Image.Image = colored
+        if mass is not None:
+            mask = self.panel.mass(mass).to_heatmap(self.geometry, "nearest")
+            picture = ringed(outline(picture, mask), heat, style)  # no line hides a ring
+        for glimpses in self.map.facts.glimpses:
+            on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
+            picture = draw_glimpses(picture, on_photo, heat.seen)
+        for found in self.map.facts.detections:
+            picture = draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
+        return carrying(picture, colored.provenance)
+
+    def _caption(self, rings: bool = True) -> list[str]:
+        """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
+        facts, seen = self.provenance, self.geometry.seen()
+        how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
+        lines = [*facts.target[:1], how]
+        if (seen.height, seen.width) != (self.photo.height, self.photo.width):
+            lines.append(
+                f"the model received {seen.height:g} x {seen.width:g} of {self.photo.height} x {self.photo.width} pixels"
+            )
+        marked = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
+        if rings and marked:
+            lines.append(f"rings: {', '.join(marked)}")
+        return [*lines, *(f"warning: {text}" for text in facts.warnings)]
+
+    def overlay(self, **options: Unpack[DrawOptions]) -> Picture:
+        """Draw the heatmap over the photo, with the options of `draw`. PNG files of the picture store its provenance."""
+        return self.draw(**options)[0]
+
+    @spelled(DrawOptions)
+    @typed()
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True, **options: Unpack[DrawOptions]) -> Path:
+        """Save the picture with its provenance; takes the options of `draw`.
+
+        Args:
+            path: File whose ending names the format: .png, .jpg or .webp. Its folder is created.
+            overwrite: Whether an existing file may be replaced.
+            options: See `draw`.
+
+        Returns:
+            The path.
+
+        Raises:
+            OptionError: If the ending is another one, or stands for JPEG and the picture is transparent.
+            OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
+        """
+        target = check_output(Path(path), overwrite=overwrite)
+        kind = format_of(target)
+        check_transparency(kind, transparent=bool(options.get("transparent")))
+        return write_whole(target, encoded(self.overlay(**options), kind))
+
+    @typed()
+    def save_map(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Save the raw map on its grid, which `visattn.load_map` reads.
+
+        Args:
+            path: File whose ending names the format: .npz, .npy, .csv, .tif or .png; `visattn.save_map` says what each holds. Its
+                folder is created.
+            overwrite: Whether an existing file may be replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            OptionError: If the ending is another one, or stands for a format of one grid and the map has several.
+            OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
+        """
+        ending = map_format(Path(path))
+        content = save_map(self.map, self.geometry, ending)
+        return write_whole(check_output(Path(path), overwrite=overwrite), content)
+
+    def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401
+        """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.
+
+        Args:
+            options: Options of `visattn.contact_sheet`. By default a map with two axes has the first in rows, the second in columns, and
+                the title names model and photo.
+
+        Returns:
+            The figure; PNG files of it store its provenance.
+
+        Raises:
+            OptionError: If the map has only one panel, or more than two axes.
+        """
+        axes = self.map.axes
+        given = {"title": self.provenance.title} | (dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {})
+        return contact_sheet(self.photo, self.map, self.geometry, **given | options)
+
+    def show(self, **options: Unpack[DrawOptions]) -> None:
+        """Show the picture: in a notebook below the cell, else in the system's image viewer; takes the options of `draw`."""
+        picture = self.overlay(**options)
+        if "IPython" in sys.modules and (display := import_module("IPython.display")) and sys.modules["IPython"].get_ipython():
+            display.display(picture)
+        else:
+            picture.show()
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the raw values of the map, `(*axes, rows, columns)`."""
+        return self.map.numpy()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the raw values of the map, for `numpy.asarray`."""
+        return self.map.__array__(dtype, copy)
+
+    def _repr_html_(self) -> str:
+        """Return the picture for notebooks, with what it shows and the warnings below it."""
+        return figure(encoded(self.overlay(), "JPEG"), self._caption())
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture for notebooks."""
+        return to_png(self.overlay())

@@ -1,0 +1,220 @@
+"""Targets in outputs that have places: a pixel or a class of a dense output, a mask, a box of a detector.
+
+`pixel:X,Y` is the score of the class that is predicted at a pixel of the upright photo, `mask:K` the mean score of a class or a mask over
+the pixels that it has, `box:N` the score of the class of a detection. Class, pixels and detection are those of the unedited image.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from visattn._support.checks import printable, whole_number
+from visattn._support.language import worded
+from visattn.core.geometry import Box
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.outputs import class_name, tensor_of
+from visattn.core.pipeline.targets import Target
+from visattn.errors import OptionError
+
+_FORM = re.compile(r"\s*(pixel|mask|box)\s*:(.*)", re.DOTALL)
+_MASKS = "masks_queries_logits", "pred_masks"  # of mask transformers, `(B, masks, h, w)`; those of SAM have one axis more
+_DENSE = "logits", "out", "predicted_depth"
+_DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
+_ALIKE = 0.5  # overlap from which a detection counts as the same
+
+
+def is_place(of: object) -> bool:
+    """Check whether a target names a place in the output."""
+    return isinstance(of, str) and _FORM.fullmatch(of) is not None
+
+
+def with_place(prepared: Prepared, target: Target) -> Target:
+    """Return a target whose text names a place as a function of the output; any other target is returned as it is.
+
+    Args:
+        prepared: The preprocessed photo.
+        target: The target, with the class names if they are known.
+
+    Raises:
+        OptionError: If the text is malformed, the pixel is not in the part of the photo that the model received, or `versus` or
+            `target_space` is given too.
+    """
+    found = _FORM.fullmatch(target.of) if isinstance(target.of, str) else None
+    if found is None:
+        return target
+    kind, which = found[1], found[2].strip()
+    if target.versus is not None or target.target_space != "logit":
+        raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
+    settle: Callable[[Any], Score]
+    if kind == "pixel":
+        x, y = _numbers(which)
+        geometry = prepared.geometry
+        geometry.patch_at(y, x, geometry.input, Box(0, 0, *geometry.input))  # raises if the model did not receive the pixel
+        down, across = geometry.to_input(y, x)
+        share = down / geometry.input[0], across / geometry.input[1]
+        settle = lambda output: _at_pixel(output, share, f"pixel {x:g},{y:g}", target)  # noqa: E731
+    elif kind == "mask":
+        settle = lambda output: _of_mask(output, which, target)  # noqa: E731
+    else:
+        settle = lambda output: _of_box(output, which, target.labels)  # noqa: E731
+    return replace(target, of=Place(settle))
+
+
+class Score(NamedTuple):
+    """Score of an output, and its description."""
+
+    function: Callable[[Any], Tensor]
+    described: str
+
+    def __call__(self, output: Any) -> Tensor:  # noqa: ANN401
+        """Return one number per image."""
+        return self.function(output)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in an output, which is settled on the output for the unedited image."""
+
+    settled: Callable[[Any], Score]
+
+    def __call__(self, output: Any) -> Tensor:  # noqa: ANN401
+        """Return the score of each image."""
+        return self.settled(output)(output)
+
+
+def _numbers(which: str) -> tuple[float, float]:
+    try:
+        x, y = (float(part) for part in which.split(","))
+    except ValueError as error:
+        raise OptionError(f"a pixel target must be pixel:X,Y with numbers, got 'pixel:{printable(which)}'.") from error
+    return x, y
+
+
+def _dense(output: Any) -> Tensor:  # noqa: ANN401
+    """Return a dense output as `(B, classes, h, w)`."""
+    found = tensor_of(output, *_DENSE)
+    if found is not None and found.ndim == 3:
+        found = found[:, None]
+    if found is None or found.ndim != 4:
+        shape = tuple(found.shape) if found is not None else type(output).__name__
+        raise OptionError(
+            f"this target needs a dense output (B, classes, h, w), the model returned {shape}. "
+            + worded("Pass a function of it.", "Choose another target.")
+        )
+    return found
+
+
+def _channel(index: int, target: Target) -> tuple[str, str]:
+    """Return how the score of a channel and the channel are called: as a class, if that is known."""
+    if target.task == "classes" or (target.task is None and target.labels is not None):
+        return "logit", class_name(index, target.labels)
+    return "output", f"channel {index}"
+
+
+def _at_pixel(output: Any, share: tuple[float, float], where: str, target: Target) -> Score:  # noqa: ANN401
+    dense = _dense(output).detach()
+    row, column = (min(int(part * side), side - 1) for part, side in zip(share, dense.shape[-2:], strict=True))
+    best = int(dense[0, :, row, column].argmax())
+    word, named = _channel(best, target)
+    rank = "which is predicted" if word == "logit" else "the largest"
+    what = f"{word} of {named}, {rank}" if dense.shape[1] > 1 else "output"
+
+    def score(output: Any) -> Tensor:  # noqa: ANN401
+        return _dense(output)[:, best, row, column]
+
+    return Score(score, f"{what} at {where} = {float(dense[0, best, row, column]):.3g}")
+
+
+def _masks(output: Any) -> tuple[Tensor, bool]:  # noqa: ANN401
+    """Return masks or classes `(B, K, h, w)`, and whether they are masks, each apart from the others."""
+    masks = tensor_of(output, *_MASKS)
+    if masks is not None and masks.ndim in (4, 5):
+        return masks.flatten(1, -3), True
+    return _dense(output), False
+
+
+def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
+    masks, apart = _masks(output)
+    masks, count = masks.detach(), masks.shape[1]
+    index = _index("mask", which, count, None if apart else target.labels)
+    here = masks[0, index] > 0 if apart or count == 1 else masks[0].argmax(0) == index
+    word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
+    if not bool(here.any()):
+        others = [] if apart else [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
+        known = "Predicted" if word == "logit" else "Largest somewhere"
+        more = f" {known} are {', '.join(others[:8])}." if others else " Choose another mask."
+        raise OptionError(f"no pixel belongs to {name}, so it has no score.{more}")
+
+    def score(output: Any) -> Tensor:  # noqa: ANN401
+        found = _masks(output)[0][:, index]
+        return found[:, here].mean(1)
+
+    share = float(here.float().mean())
+    return Score(
+        score, f"mean {word} of {name} over its pixels ({share:.1%} of the input) = {float(masks[0, index][here].mean()):.3g}"
+    )
+
+
+def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
+    if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= _DETECTION:
+        return _of_detection(output[0], which, labels)
+    logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
+    if logits is None or boxes is None or logits.ndim != 3:
+        raise OptionError(
+            f"target box:N needs a detector, whose output has logits and pred_boxes, or boxes and scores; the model returned "
+            f"{type(output).__name__}. " + worded("Pass a function of it.", "Choose another target.")
+        )
+    logits, index = logits.detach(), _index("box", which, logits.shape[1], None)
+    nothing = labels is not None and logits.shape[2] == len(labels) + 1  # the last class stands for no object
+    best = int(logits[0, index, : -1 if nothing else None].argmax())
+
+    def score(output: Any) -> Tensor:  # noqa: ANN401
+        found = tensor_of(output, "logits", "pred_logits")
+        assert found is not None  # noqa: S101 - it was there
+        return found[:, index, best]
+
+    return Score(score, f"logit of {class_name(best, labels)} in box {index} = {float(logits[0, index, best]):.3g}")
+
+
+def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str] | None) -> Score:
+    """Return the score of a detection of torchvision. In an edited image it is the detection of its class that overlaps it most."""
+    index = _index("box", which, len(first["boxes"]), None)
+    box, label = first["boxes"][index : index + 1].detach(), int(first["labels"][index])
+
+    def score(output: Any) -> Tensor:  # noqa: ANN401
+        return torch.stack([_matching(one, box, label) for one in output])
+
+    return Score(score, f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}")
+
+
+def _matching(found: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
+    overlap = _overlap(box, found["boxes"].detach()) * (found["labels"] == label)
+    if not len(overlap) or float(overlap.max()) < _ALIKE:
+        return found["scores"].sum() * 0
+    return found["scores"][overlap.argmax()]
+
+
+def _overlap(box: Tensor, boxes: Tensor) -> Tensor:
+    """Return the intersection over union of a box `(1, 4)` with boxes `(N, 4)` of left, top, right, bottom."""
+    sides = (torch.minimum(box, boxes)[:, 2:] - torch.maximum(box, boxes)[:, :2]).clamp_min(0)
+    area, areas = ((one[:, 2:] - one[:, :2]).prod(1) for one in (box, boxes))
+    both = sides.prod(1)
+    return both / (area + areas - both)
+
+
+def _index(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
+    """Return the number of a mask or box, or of a class that is given by name."""
+    number = whole_number(which)
+    if number is None and labels is not None:
+        known = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in labels[:count]]
+        number = next((at for at, names in enumerate(known) if which.lower() in names), None)
+    if number is None or not 0 <= number < count:
+        named = " or a class name" if labels is not None else ""
+        raise OptionError(f"target {kind}:{printable(which)}: pass a number from 0 to {count - 1}{named}.")
+    return number

@@ -1,0 +1,145 @@
+"""Recordings of everything that a method needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn._support.language import option, worded
+from visattn._support.modes import evaluating
+from visattn._support.module_hooks import module_hooks
+from visattn.core.families import cam_layer
+from visattn.core.families.feature_maps import last_feature_map
+from visattn.core.methods import METHODS, Method
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.question import Question
+from visattn.core.pipeline.run import Pass, answer_of, look, one_pass, with_readout
+from visattn.core.pipeline.structure import before_last_attention
+from visattn.core.pipeline.targets import NoClasses
+from visattn.core.records import Recording
+from visattn.errors import NoAttentionCaptured, OptionError
+
+_SHOWN = 5  # feature maps in a message
+
+
+def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
+    """Choose the method if it is `auto`, and run a pass that records everything it needs."""
+    settled, found = _recorded(model, prepared, question)
+    asks = settled.method is not None and "query" in settled.method.parameters
+    if not asks or settled.parameters.get("query", "auto") not in ("auto", "read"):
+        return settled, found
+    return settled, found._replace(recording=with_readout(model, prepared, found.recording))
+
+
+def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
+    if question.method is not None:
+        return _wanted(model, prepared, question, question.method)
+    explainable = prepared.spec_of(model).classifier and question.target.task != "embedding"
+    if question.of_a_class or (set(question.among) != {"attention"} and explainable):
+        layer = question.parameters.get("layer")
+        named = isinstance(layer, str) and layer != "all"
+        known = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do
+        try:
+            found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
+        except NoClasses:
+            if question.of_a_class:
+                raise
+        else:
+            settled = question.settled(found.recording)
+            if known is not None and layer is None and settled.method is not None and "cam layer" in settled.method.needs:
+                settled = at_layer(settled, known)
+            if layer == "all" and settled.method is not None and "cam layer" in settled.method.needs:
+                raise OptionError(
+                    "feature maps of all layers are drawn by a method that is named: "
+                    + worded(f"visattn.explain_stages(..., method='{settled.name}').", f"--method {settled.name} --layer all.")
+                )
+            return settled, found
+    last = question.among[-1]  # no class can be explained
+    return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
+
+
+def replayed(model: nn.Module, prepared: Prepared, question: Question, bar: Any, edit: Callable[[Tensor], Tensor]) -> Recording:  # noqa: ANN401
+    """Record a pass over pixels edited by a method, with the gradient of the target's score, and count it."""
+    bar.update()
+    return look(model, prepared, target=question.target, edit=edit, features="none")
+
+
+def at_layer(question: Question, layer: str) -> Question:
+    """Return a question about one layer."""
+    return replace(question, parameters={**question.parameters, "layer": layer})
+
+
+def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any]) -> str:
+    """Return the layer for class activation maps: the given one, else the model family's, else that of the last feature map.
+
+    Raises:
+        OptionError: If the layer is unknown.
+    """
+    layer = parameters.get("layer", -1)
+    known = layer if isinstance(layer, str) else None
+    if layer == -1:
+        known = last_map(model, prepared)
+    if known is None:
+        known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
+        raise OptionError(
+            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: {option('layer', 'NAME')}; feature maps: {known_maps}."
+        )
+    return known
+
+
+def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
+    """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
+    _, channels, height, width = shape = tuple(prepared.pixels.shape)
+    known = cam_layer(model) or (None if prepared.inputs else last_feature_map(model, channels, (height, width)))
+    if known is not None or not search:
+        return known
+    return before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
+
+
+def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
+    """Return the names of the modules that output feature maps `(B, C, H, W)` with several positions, by a forward pass."""
+    found: list[str] = []
+
+    def watch(name: str, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
+            found.append(name)
+
+    with evaluating(model), torch.no_grad(), module_hooks(model, after=watch):
+        answer_of(model, prepared.pixels, prepared)
+    return list(dict.fromkeys(found))
+
+
+def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> tuple[Question, Pass]:
+    layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
+    features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
+    if "cam layer" in needs:
+        if layer == -1 or isinstance(layer, str):
+            question = at_layer(question, layer_of_cam(model, prepared, question.parameters))
+            features = [str(question.parameters["layer"])]
+        else:
+            features = "all"
+    elif "features" in needs:
+        features = "last" if layer == -1 else "all"
+    try:
+        return question, one_pass(
+            model,
+            prepared,
+            target=question.target if method.targeted else None,
+            each_layer="layer gradients" in needs,
+            values="values" in needs,
+            features="all" if "layer gradients" in needs else features,
+        )
+    except NoAttentionCaptured as nothing:
+        if "cam layer" in needs and str(layer) in dict(model.named_modules()):  # the name of a part of an nn.Sequential
+            return _wanted(model, prepared, at_layer(question, str(layer)), method)
+        if "cam layer" in needs:
+            raise OptionError(
+                f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: {option('layer', 'NAME')}."
+            ) from nothing
+        if method.lacking is None:
+            raise
+        raise OptionError(method.lacking) from nothing

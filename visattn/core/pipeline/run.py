@@ -1,0 +1,355 @@
+"""Forward pass over preprocessed pixels and, if a target is given, the backward pass."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from visattn._support.checks import first_line
+from visattn._support.language import option, worded
+from visattn._support.modes import callers_autocast, callers_modes, evaluating, seeded
+from visattn._support.progress import progress
+from visattn._support.shortages import lacks_memory
+from visattn.core import capturing
+from visattn.core.families import InputSpec, provenance_of
+from visattn.core.methods.scored import ScoredImages
+from visattn.core.pipeline.apart import apart, known_apart
+from visattn.core.pipeline.captures import capture
+from visattn.core.pipeline.detections import Detections
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.outputs import tensor_of
+from visattn.core.pipeline.structure import layer_scores
+from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
+from visattn.core.records import NoGradient, Recording, split_call
+from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
+
+
+class Pass(NamedTuple):
+    """Result of one forward pass and, if a target was given, the backward pass.
+
+    Attributes:
+        recording: The recording.
+        resolved: The target, resolved for this output; None without a target.
+        detections: Boxes that the model outputs, if it is a detector.
+        output: What the model returned.
+    """
+
+    recording: Recording
+    resolved: ResolvedTarget | None
+    detections: Detections | None
+    output: Any
+
+
+def look(model: nn.Module, prepared: Prepared, **options: Any) -> Recording:  # noqa: ANN401
+    """Return the recording of `one_pass`."""
+    return one_pass(model, prepared, **options).recording
+
+
+def one_pass(
+    model: nn.Module,
+    prepared: Prepared,
+    *,
+    target: Target | None = None,
+    each_layer: bool = False,
+    values: bool = False,
+    features: str | Sequence[str] = "last",
+    edit: Callable[[Tensor], Tensor] | None = None,
+) -> Pass:
+    """Run the model once on preprocessed pixels, in evaluation mode; restore its training flags afterward.
+
+    Inference mode is not used: tensors that a model caches in the forward pass, such as position tables, must remain usable for
+    training.
+
+    Args:
+        model: The model.
+        prepared: The preprocessed photos.
+        target: If given, the gradient of this target's score is recorded too; otherwise no autograd graph is built.
+        each_layer: Whether to use one score per layer: the score that the model's head computes from the layer's tokens.
+        values: See `capture`.
+        features: See `capture`.
+        edit: Function that is applied to the pixels before the forward pass.
+
+    Returns:
+        The recording and the resolved target.
+
+    Raises:
+        NoClasses: If the target is a class and the model has none.
+        OptionError: If the target, or one score per layer, does not fit the model.
+        ShapeError: If the score of several images is not one number for each.
+        UnsupportedModel: If the model takes another input size.
+    """
+    spec = prepared.spec_of(model)
+    features = features if isinstance(features, str) else [split_call(name)[0] for name in features]
+    pixels = as_the_model(model, prepared.pixels)
+    pixels = pixels if edit is None else edit(pixels)
+    if target is not None:
+        _check_classes(model, spec, target)
+    resolved, modes = None, _modes(model, pixels)
+    with evaluating(model, frozen=True):
+        if target is None:
+            with torch.no_grad(), capture(model, values=values, features=features) as recording:
+                output = answer_of(model, pixels, prepared)
+        else:
+            with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
+                output = answer_of(model, pixels, prepared)
+            _check_called(model, recording, features)
+            with torch.enable_grad():
+                resolved = target.resolve(output)
+                again = lambda x: answer_of(model, x, prepared)  # noqa: E731
+                score: Tensor | Mapping[str, Tensor]
+                if each_layer:
+                    with callers_modes():
+                        score = layer_scores(model, recording, output, resolved.score, pixels, again)
+                else:
+                    score = _of_each(resolved.score(output), len(pixels))
+            graded = _graded(model, recording, score)
+            provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
+            recording = replace(graded.without_graph(), provenance=provenance)
+    _check_size(spec, pixels)
+    recording = replace(recording, provenance=recording.provenance.but(notes=modes)) if modes else recording
+    return Pass(recording, resolved, Detections.of(output, prepared.inputs), output)
+
+
+def _graded(model: nn.Module, recording: Recording, score: Tensor | Mapping[str, Tensor]) -> Recording:
+    try:
+        return recording.gradients(score)
+    except NoGradient as error:
+        raise OptionError(
+            f"{type(model).__name__}: PyTorch has no gradient of the score with respect to its layers. Use a method "
+            "without gradients, such as 'captum.occlusion'."
+        ) from error
+
+
+def _modes(model: nn.Module, pixels: Tensor) -> tuple[str, ...]:
+    """Return a note on each mode in which the model computes something else for the caller, or runs otherwise than it was."""
+    cast = callers_autocast(pixels.device.type)
+    notes = [f"the model ran under autocast to {str(cast).removeprefix('torch.')}"] if cast is not None else []
+    notes += ["the model was in training mode, and ran in evaluation mode"] if model.training else []
+    return tuple(notes)
+
+
+def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> Recording:
+    """Return a recording with what the model's output is computed from, by a second pass with gradients if only they can tell."""
+    if not recording.reading.measurable:
+        return recording
+    pixels = as_the_model(model, prepared.pixels)
+    with evaluating(model, frozen=True), torch.enable_grad(), capture(model, features="none", gradients=True) as graded:
+        output = tensor_of(answer_of(model, pixels, prepared), "logits", "pooler_output")
+    return recording if output is None else replace(recording, readouts=graded.read_by(output).without_graph().readouts)
+
+
+@contextmanager
+def scoring(
+    model: nn.Module, prepared: Prepared, target: Target, *, features: str | Sequence[str] = "none"
+) -> Iterator[tuple[Recording, ScoredImages]]:
+    """Yield the model as a function from pixels to the target's score, in evaluation mode; restore its training flags afterward.
+
+    Args:
+        model: Any model, with or without attention.
+        prepared: One preprocessed photo. The target is resolved once, on its unedited pixels.
+        target: Target to explain.
+        features: See `capture`.
+
+    Yields:
+        A recording with the features and the names of model and target, and the score function.
+
+    Raises:
+        NoClasses: If the target is a class and the model has none.
+        OptionError: If the target does not fit the model.
+        ShapeError: If there are several photos.
+        UnsupportedModel: If the model takes another input size.
+    """
+    spec, pixels = prepared.spec_of(model), as_the_model(model, prepared.pixels)
+    if len(pixels) != 1:
+        raise ShapeError(f"a score needs a batch of one photo, got {len(pixels)}. Explain them one by one.")
+    _check_classes(model, spec, target)
+    _check_size(spec, pixels)
+    modes = _modes(model, pixels)
+    with evaluating(model, frozen=True), progress("edited images", "image") as bar:
+        with torch.no_grad():
+            output = answer_of(model, pixels, prepared)
+            resolved, alone = target.resolve(output), not _takes_several(model, pixels, output, prepared)
+
+        def score(edited: Tensor) -> Tensor:
+            pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
+            scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
+            bar.update(len(edited))
+            return scores
+
+        seen = [] if features == "none" else look(model, prepared, features=features).features
+        provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores, notes=modes)
+        recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
+        yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
+
+
+def _takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
+    """Check that a model gives an image among others the output that it gave it alone, with the photo behind its negative."""
+    if (known := known_apart(model, pixels)) is not None:
+        return known
+    pair = torch.cat([-pixels, pixels])
+    try:
+        together = answer_of(model, pair, prepared)
+    except ModelError:  # it takes one image only
+        return False
+    return apart(model, pair, together, lambda: output)
+
+
+def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # noqa: ANN401 - a model's own
+    """Return the model's output for pixels and the other inputs; `prepared` tells how they were made.
+
+    Raises:
+        ResourceError: If there is not enough memory.
+        ModelError: If the forward pass fails; the message names the module, the error and the shape of the pixels.
+    """
+    try:
+        with (
+            callers_modes(),
+            seeded(prepared.seed),
+            redirect_stdout(sys.stderr),
+        ):  # stdout is for results, not for a model's own prints
+            others = {name: _copies(value, len(pixels)) for name, value in prepared.inputs.items()}
+            keyword = prepared.spec_of(model).keyword
+            return model(**{keyword: pixels}, **others) if keyword else model(pixels, **others)
+    except BaseException as error:
+        if isinstance(error, (VisattnError, KeyboardInterrupt)):
+            raise
+        if lacks_memory(error):
+            raise ResourceError(_no_room(pixels)) from error
+        if _is_ours(error):
+            raise
+        first = first_line(error).rstrip(".")
+        where = _where(model, error) or type(model).__name__
+        remedy = _remedy_of_inference(model, prepared) if "nference tensor" in first else _remedy(model, prepared, error)
+        raise ModelError(f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {remedy}") from error
+
+
+def _remedy_of_inference(model: nn.Module, prepared: Prepared) -> str:
+    """Say which tensor was made under inference mode, through which PyTorch takes no gradient."""
+    under = "made under torch.inference_mode, through which PyTorch takes no gradient"
+    if any(tensor.is_inference() for tensor in chain(model.parameters(), model.buffers())):
+        return f"The model holds tensors that were {under}. Copy the model outside of it: copy.deepcopy(model)."
+    for name, value in prepared.inputs.items():
+        if isinstance(value, Tensor) and value.is_inference():
+            return f"The input {name} was {under}. Pass {name}.clone() instead."
+    return f"It uses a tensor {under}. Make it outside of it."
+
+
+def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
+    """Return an input of one image as one of several copies of that image."""
+    one = isinstance(value, Tensor) and value.ndim and len(value) == 1
+    return value.expand(count, *value.shape[1:]) if one else value
+
+
+def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
+    if "input_ids" in _parameters(model) and "input_ids" not in prepared.inputs:
+        words = worded('inputs=processor(text="...", images=photo, return_tensors="pt")', "--prompt TEXT")
+        return f"The model also reads words. Pass them: {words}."
+    sizes = prepared.preprocessing.get("size", {})
+    if sizes.get("source") == "assumed" and not isinstance(error, (TypeError, AttributeError, LookupError, NameError)):
+        size = worded("img_size=(height, width)", "--img-size HxW")
+        return f"The model does not state its input size, so it was assumed. If it is another, pass it: {size}."
+    return "Check that the model runs on such pixels without visattn."
+
+
+def _parameters(model: nn.Module) -> Collection[str]:
+    """Return the names of what the forward function takes; none for code of TorchScript, which has no signature."""
+    try:
+        return inspect.signature(model.forward).parameters
+    except ValueError:
+        return ()
+
+
+@contextmanager
+def telling_memory(pixels: Tensor) -> Iterator[None]:
+    """Tell that what runs on pixels needs more memory than there is, be it a pass, its gradient or a method.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ResourceError: If there is not enough memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        raise ResourceError(_no_room(pixels)) from error
+
+
+_CALLING = frozenset({"mode", "noting", "steps"})
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Check whether the capture failed rather than the model: only some of its modules call the model's own operations."""
+    *_, last = traceback.walk_tb(error.__traceback__)
+    file = Path(last[0].f_code.co_filename)
+    return file.is_relative_to(Path(capturing.__file__).parent) and file.stem not in _CALLING
+
+
+def _where(model: nn.Module, error: BaseException) -> str:
+    """Return the name of the innermost module that was running."""
+    names = {module: name for name, module in model.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        running = trace.tb_frame.f_locals.get("self")
+        if isinstance(running, nn.Module):
+            found = names.get(running, found)
+        trace = trace.tb_next
+    return found
+
+
+def _of_each(score: Tensor, count: int) -> Tensor:
+    """Check that a score of several images is one number for each; their sum would mix the images."""
+    if count > 1 and isinstance(score, Tensor) and (score.numel() != count or score.shape[0] != count):
+        raise ShapeError(
+            f"target must return one number per image, so {count} numbers, not {tuple(score.shape)}. Return a tensor (B,): out[:, 3]."
+        )
+    return score
+
+
+def as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Convert pixels to the dtype of the model's parameters."""
+    kind = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), pixels.dtype)
+    return pixels.to(kind)
+
+
+def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
+    if not spec.classifier and not callable(target.of):
+        raise NoClasses(
+            f"{type(model).__name__} has no classification head, so there is no class to explain. "
+            "Use method 'attention' or 'rollout' ('eigencam' for a CNN)"
+            + worded(", or pass a function of its output as target.", ".")
+        )
+
+
+def _check_called(model: nn.Module, recording: Recording, features: str | Sequence[str]) -> None:
+    """Check that every module that was named has an output in the recording."""
+    seen = {feature.layer for feature in recording.features}
+    named = [] if isinstance(features, str) else [name for name in features if name not in seen]
+    if named:
+        children = dict(model.get_submodule(named[0]).named_children())
+        parts = f"; its parts are {', '.join(f'{named[0]}.{child}' for child in children)}" if children else ""
+        raise OptionError(
+            f"{type(model).__name__}: {named[0]} has no output in this forward pass, which did not call it as a module, or got no tensor "
+            f"from it{parts}. Name another layer."
+        )
+
+
+def _check_size(spec: InputSpec, pixels: Tensor) -> None:
+    if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
+        raise UnsupportedModel(f"the model takes pixels of size {spec.size}, got {tuple(pixels.shape[-2:])}.")
+
+
+def _no_room(pixels: Tensor) -> str:
+    return f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller {option('img_size')}."

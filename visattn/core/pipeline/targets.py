@@ -1,0 +1,234 @@
+"""Targets of class-specific methods: a class by index or name, or a function of the model's output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+from torch import Tensor
+
+from visattn._support.checks import one_of, printable, suggest, whole_number
+from visattn._support.files import is_file, regular
+from visattn._support.language import option, worded
+from visattn._support.notes import note
+from visattn._support.reprs import brief
+from visattn._support.typed import check_types
+from visattn._support.types import Space, Task
+from visattn.core.families.timm import imagenet_classes
+from visattn.core.pipeline.outputs import Meaning, tensor_of
+from visattn.errors import OptionError, ShapeError
+
+Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
+
+
+class TargetOptions(TypedDict, total=False):
+    """Options of `Target` other than the class."""
+
+    versus: int | str | None
+    target_space: Space
+    labels: Sequence[str] | Literal["imagenet"] | None
+    prompt: str | None
+    task: Task | None
+
+
+class NoClasses(OptionError):
+    """The model's output has no class logits."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Target of a class-specific method: the score to explain.
+
+    Attributes:
+        of: A class by index or name, or one for each image; None: the top class of each image; or a function of the model's output
+            that returns one number per image. `pixel:X,Y`, `mask:K` and `box:N` name places in a dense output or a detection.
+        versus: Another class, whose score is subtracted.
+        target_space: Score whose gradient is taken: `logit` (the output itself), `prob` (its probability) or `logprob`.
+        labels: Names of the classes or outputs, if known; `imagenet` stands for the 1000 names of ImageNet.
+        prompt: Text whose similarity to the image is explained, for models of images and texts; `versus` is then another text.
+        task: What the outputs are: `classes`, of which one is true; `multi_label`, each true or not; `regression`; `embedding`. None: as
+            the model, its weights, its outputs or `labels` tell.
+
+    Raises:
+        OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
+    """
+
+    of: Of = None
+    versus: int | str | None = None
+    target_space: Space = "logit"
+    labels: Sequence[str] | Literal["imagenet"] | None = None
+    prompt: str | None = None
+    task: Task | None = None
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        """Check types; classes and names are checked later, against the model's output.
+
+        Raises:
+            OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
+        """
+        check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
+        if self.labels == "imagenet":
+            object.__setattr__(self, "labels", imagenet_classes())
+        if self.prompt is not None and (self.of is not None or self.target_space != "logit" or isinstance(self.versus, int)):
+            raise OptionError(
+                f"{option('prompt')} is the target, and {option('versus')} another text. Leave out "
+                f"{option('target')} and {option('target_space')}."
+            )
+
+    @property
+    def given(self) -> bool:
+        """True if anything but the top class was asked for."""
+        return (self.of, self.versus, self.prompt, self.target_space) != (None, None, None, "logit")
+
+    def resolve(self, output: Any) -> ResolvedTarget:  # noqa: ANN401 - whatever the model returns
+        """Resolve the target for the model's output on a batch.
+
+        Raises:
+            OptionError: If a class does not exist.
+            ShapeError: If the number of classes differs from the number of images.
+            NoClasses: If the output is not a tensor of logits `(B, classes)`.
+        """
+        one_of(self.target_space, get_args(Space), "target space")
+        output = _logits(output) if not callable(self.of) else output
+        if callable(self.of):
+            if self.versus is not None or self.target_space != "logit":
+                raise OptionError("target is a function of the output, so versus and target_space do not apply. Leave them out.")
+            of = self.of.settled(output) if hasattr(self.of, "settled") else self.of  # a place in the output, see `places`
+            named = getattr(of, "described", "") or f"{getattr(of, '__name__', 'a function')} of the output"
+            return ResolvedTarget(of, (named,))
+        few = 1 if self.of is not None or self.task is not None else 2  # a single output is explained if it is asked for
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < few:
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            one = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
+            advice = f"Explain its only output: {option('target', '0')}." if one else _without_class()
+            raise NoClasses(f"a class target needs outputs (B, classes), the model returned {shape}. {advice}")
+        if not output.is_floating_point():
+            raise NoClasses(f"a class target needs floating-point outputs, the model returned {output.dtype}. {_without_class()}")
+        classes = output.shape[1]
+        if self.labels is not None and len(self.labels) < classes:
+            raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name per line.")
+        meaning = Meaning.of(output, self.task, self.labels)
+        top = output.argmax(1)
+        chosen = top if self.of is None else top.new_tensor(self._indices(self.of, len(top), classes))
+        versus = None if self.versus is None else self._index(self.versus, classes)
+        before, change = meaning.score(self.target_space)
+
+        def score(output: Any) -> Tensor:  # noqa: ANN401
+            values = change(_logits(output))
+            picked: Tensor = values.gather(1, chosen.expand(len(values))[:, None])[:, 0]
+            return picked if versus is None else picked - values[:, versus]
+
+        found, shares = score(output.detach()), meaning.probabilities(output)
+        texts, scores = [], []
+        for image, index in enumerate(chosen.tolist()):
+            named = f"{before}{meaning.named(index)}" + ("" if versus is None else f" versus {meaning.named(versus)}")
+            texts.append(meaning.told(output[image].detach(), index, float(found[image]), named, plain=versus is None))
+            best = int(top[image])
+            of_probability = (
+                {}
+                if shares is None
+                else {"probability": float(shares[image, index]), "predicted_probability": float(shares[image, best])}
+            )
+            scores.append(
+                {
+                    "class": index,
+                    "name": None if self.labels is None else meaning.called(index),
+                    "versus": versus,
+                    "target_space": self.target_space,
+                    "score": float(found[image]),
+                    "predicted": best,
+                    "outputs": meaning.kind,
+                    **of_probability,
+                }
+            )
+        names = tuple(meaning.called(index) for index in chosen.tolist())
+        return ResolvedTarget(score, tuple(texts), names, tuple(scores))
+
+    def _indices(self, of: int | str | Sequence[int | str], count: int, classes: int) -> list[int]:
+        each = [of] * count if isinstance(of, (int, str)) else list(of)
+        if len(each) != count:
+            raise ShapeError(f"target must be one class, or {count} (one per image), got {len(each)}.")
+        return [self._index(one, classes) for one in each]
+
+    def _index(self, named: int | str, classes: int) -> int:
+        if (
+            isinstance(named, str) and (number := whole_number(named.removeprefix("LABEL_"))) is not None
+        ):  # as transformers counts
+            named = number
+        if isinstance(named, int):
+            if not 0 <= named < classes:
+                raise OptionError(f"target must be a class from 0 to {classes - 1}, got {named}.")
+            return named
+        if self.labels is None:
+            raise OptionError(
+                f"class names are unknown for this model, so '{printable(named)}' cannot be looked up. Pass an index, or the names: "
+                + worded("labels=[...], or labels='imagenet'.", "--labels FILE, or --labels imagenet.")
+            )
+        wanted = named.strip().lower()
+        known = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in self.labels[:classes]]
+        found = [index for index, names in enumerate(known) if wanted in names]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(f"{index} ({printable(self.labels[index])})" for index in found)
+            raise OptionError(f"'{printable(named)}' matches several classes: {several}. Pass an index.")
+        word = re.compile(rf"\b{re.escape(wanted)}\b")
+        holding = [index for index, names in enumerate(known) if any(word.search(name) for name in names)]
+        if len(holding) == 1:
+            note(f"class '{printable(named)}' is understood as {holding[0]} ({printable(self.labels[holding[0]])})")
+            return holding[0]
+        words = [printable(min((name for name in known[index] if word.search(name)), key=len)) for index in holding]
+        near = ", ".join(words[:8] or suggest(wanted, sorted(set().union(*known)))) or "none found"
+        raise OptionError(
+            f"unknown class '{printable(named)}'. Close matches: {near}. Pass one of them, or an index from 0 to {classes - 1}."
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedTarget:
+    """Target, resolved for one output of a model.
+
+    Attributes:
+        score: Function from an output to one number per image. If it was resolved for a single image, it also takes outputs for any
+            number of edited copies of that image.
+        texts: Description of the target for each image; one for all images if the target is a function.
+        names: Class name of each image; empty if the target is a function.
+        scores: The class and its score of each image as values, see `Provenance`; empty if the target is a function.
+    """
+
+    score: Callable[[Any], Tensor]
+    texts: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    scores: tuple[dict[str, Any], ...] = ()
+
+    __repr__ = brief
+
+
+def _logits(output: Any) -> Any:  # noqa: ANN401
+    """Return the field `logits` of an output that has several fields, else the output itself."""
+    found = tensor_of(output, "logits")
+    return output if found is None else found
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Read class names from a text file with one name per line; `imagenet` stands for those of ImageNet, unless there is such a file.
+
+    Raises:
+        OptionError: If the file cannot be read as text.
+    """
+    if str(path) == "imagenet" and not is_file(path):
+        return imagenet_classes()
+    try:
+        lines = regular(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{printable(str(path))}: labels must be a text file with one name per line; {error}.") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def _without_class() -> str:
+    return worded("Pass a function of its output as target.", "Choose a method that explains no class.")

@@ -1,0 +1,136 @@
+"""Preprocessed image tensors, for example batches of a training run, with the pictures to draw maps on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from visattn._support.modes import in_own_modes
+from visattn._support.typed import typed
+from visattn.core.families import input_spec
+from visattn.core.families.spec import per_channel
+from visattn.core.geometry import Box, Geometry
+from visattn.core.images.sources import as_image
+from visattn.core.pipeline.inputs import Prepared, prepare_with
+from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.transforms import ALIKE, likeness
+from visattn.errors import OptionError, ShapeError
+
+_PIXELS = "pixel_values", "pixels", "images", "image", "x"  # names of an image among the inputs of models
+_SAME = 1e-3  # largest difference between pixels that one processor made twice, with and without its fast path
+_ROUNDING = 0.02  # rounding error of normalized images in half precision
+
+
+@typed()
+@in_own_modes
+def prepare_tensor(
+    images: Tensor,
+    model: nn.Module,
+    *,
+    photos: Sequence[Image.Image] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Prepared:
+    """Wrap image tensors that are already preprocessed for a model.
+
+    Args:
+        images: `(B, C, H, W)` in the model's input format; they are copied.
+        model: The model.
+        photos: Pictures to draw the maps on, one per image, which shows all of it. By default the images themselves, with their
+            normalization undone.
+        mean: Mean per channel of that normalization, for pixels in [0, 1]; by default the model's own. If neither `mean` nor `std`
+            is given, images that lie in [0, 1] are shown unchanged.
+        std: Standard deviation per channel of that normalization; by default the model's own.
+
+    Returns:
+        Pixels, photos and geometries.
+
+    Raises:
+        ShapeError: If images are not floats `(B, C, H, W)`, or the number of photos differs.
+        OptionError: If the images cannot be shown, or a photo shows something else, for example more than the image.
+    """
+    if images.ndim != 4 or not len(images) or not images.is_floating_point():
+        raise ShapeError(
+            f"images must be floats (B, C, H, W), got {images.dtype} {tuple(images.shape)}. Pass them in the model's input format."
+        )
+    shown = tuple(map(as_image, _shown(images, mean, std, model) if photos is None else photos))
+    if len(shown) != len(images):
+        raise ShapeError(f"photos must be one per image ({len(images)}), got {len(shown)}.")
+    sizes, size = [(photo.height, photo.width) for photo in shown], (images.shape[2], images.shape[3])
+    places = tuple(Geometry(whole, size, Box(0, 0, *whole), "the whole photo") for whole in sizes)
+    for number, (one, photo, place) in enumerate(zip(images, shown, places, strict=True)):
+        if photos is not None and len(one) in (1, 3) and (alike := likeness(one, photo, place)) < ALIKE:
+            raise OptionError(
+                f"photo {number} must show just what the image shows, but their correlation is {alike:.2f}. Pass the picture after "
+                "cropping, or pass visattn.explain the photo with transform=."
+            )
+    spec = input_spec(model)
+    spec = replace(spec, size=size, sources={**spec.sources, "size": "given"})
+    return Prepared(images.detach().clone(), shown, places, spec=spec)
+
+
+@in_own_modes
+def prepare_inputs(inputs: Mapping[str, Any], photo: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
+    """Prepare the inputs of a model for one image, given by name as a processor of transformers returns them.
+
+    Args:
+        inputs: Inputs by name. Pixels `(1, C, H, W)` among them are compared with the photo; without any, they are made from it.
+        photo: The photo, or None if the pixels show themselves.
+        model: The model.
+        how: Options of the preprocessing, which makes the pixels if there are none.
+
+    Returns:
+        Pixels, photo and geometry, with the other inputs.
+
+    Raises:
+        OptionError: If there is neither photo nor pixels, or the photo shows something else.
+        ShapeError: If the pixels are not one image.
+    """
+    device = next((parameter.device for parameter in model.parameters()), None)
+    others = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    name = next((name for name in _PIXELS if isinstance(others.get(name), Tensor)), None)
+    if name is None:
+        if photo is None:
+            raise OptionError(f"inputs have no pixels ({', '.join(others) or 'empty'}). Pass the photo too, or pixel_values.")
+        return replace(prepare_with([photo], model, how), inputs=others)
+    pixels = others.pop(name)
+    if pixels.ndim != 4 or len(pixels) != 1:
+        raise ShapeError(
+            f"{name} must be one image (1, C, H, W), got {tuple(pixels.shape)}. For several images, clips or packed patches use "
+            "visattn.capture."
+        )
+    own = None if photo is None else prepare_with([photo], model, how)
+    if own is None or own.pixels.shape != pixels.shape or not torch.allclose(own.pixels, pixels.to(own.pixels), atol=_SAME):
+        own = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
+    assert own.spec is not None  # noqa: S101 - both state it
+    return replace(own, pixels=pixels, spec=replace(own.spec, keyword=name), inputs=others)
+
+
+def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:
+    """Undo the normalization; return images in [0, 1]."""
+    pixels, channels = pixels.detach().float().cpu(), pixels.shape[1]
+    if channels not in (1, 3):
+        raise OptionError(f"images must have 1 or 3 channels to be shown, got {channels}. Pass photos=, the pictures to draw on.")
+    wrong = next((len(given) for given in (mean, std) if given is not None and len(given) not in (1, channels)), None)
+    if wrong is not None:
+        raise OptionError(f"mean and std must have 1 value or {channels} (one per channel), got {wrong}.")
+    low, high = pixels.aminmax()
+    if mean is not None or std is not None or low < 0 or high > 1:
+        spec = input_spec(model)
+        scale, shift = (
+            torch.tensor(per_channel(known if given is None else given, channels))[:, None, None]
+            for given, known in ((std, spec.std), (mean, spec.mean))
+        )
+        pixels = pixels * scale + shift
+        low, high = pixels.aminmax()
+    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN is refused too
+        raise OptionError(
+            f"images must lie in [0, 1] after their normalization is undone, got {low:.3g} to {high:.3g}. Pass the mean= and std= "
+            "of their normalization, or photos=, to visattn.prepare_tensor."
+        )
+    return pixels.clamp(0, 1)

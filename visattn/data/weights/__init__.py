@@ -1,1 +1,0 @@
-"""Pretrained weights without access to a model hub."""
