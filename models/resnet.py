@@ -17,6 +17,8 @@ from visattn._support.checks import one_of
 from visattn.errors import OptionError
 from visattn.nn import ATTENTION, BAM, CBAM
 
+__all__ = ["ResNet"]
+
 Attention = str | Callable[[int], nn.Module] | None
 
 

@@ -24,8 +24,23 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from visattn._support.checks import one_of
 from visattn.errors import OptionError, ShapeError
-from visattn.nn import HardAttention, SoftAttention, doubly_stochastic, reinforce
-from visattn.nn.decoder.soft_hard import Reduction
+from visattn.nn import HardAttention, Reduction, SoftAttention, doubly_stochastic, reinforce
+
+__all__ = [
+    "ATTENTIONS",
+    "END",
+    "FIRSTS",
+    "UNKNOWN",
+    "Attention",
+    "Cost",
+    "DecoderOutput",
+    "EncodedImage",
+    "Estimator",
+    "First",
+    "Objective",
+    "ShowAttendTell",
+    "loss",
+]
 
 Attention = Literal["soft", "hard", "uniform"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)

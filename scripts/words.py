@@ -1,7 +1,9 @@
-"""Check the project's English: docstrings, spelling, long sentences and words that readers stumble over. Part of `make lint`.
+"""Check the project's English: spelling and words that readers stumble over. Part of `make lint`.
 
-`python scripts/words.py [PATH ...]` prints each fault as `file:line: fault` and exits 1 if there is one. Checked are all files that git
-tracks, or those given. `--ease` prints the Flesch reading ease of README and docs instead.
+`python scripts/words.py [PATH ...]` prints each fault as `file:line: fault` and exits 1 if there is one. Long sentences and first words of
+docstrings are only counted; `--remarks` prints them. Checked are all files that git tracks, or those given.
+
+`--ease` prints the Flesch reading ease of README and docs instead.
 """
 
 from __future__ import annotations
@@ -50,7 +52,6 @@ PLAIN = {  # what is written -> what to write instead
     r"have for oneself": "lock",
 }
 _ANY = re.compile(rf"(?i)\b(?:{'|'.join(PLAIN)})\b")
-OLD_NAMES = "tests/golden/names.json"
 _PROSE = {".md", ".py", ".toml", ".json"}
 
 
@@ -65,7 +66,7 @@ class Text(NamedTuple):
 def tracked() -> list[Path]:
     """Return the text files of the project."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    return [ROOT / name for name in names if Path(name).suffix in _PROSE and name != OLD_NAMES]
+    return [ROOT / name for name in names if Path(name).suffix in _PROSE]
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int]]:
@@ -144,22 +145,26 @@ def long_sentences(markdown: str) -> Iterator[tuple[int, str]]:
                 yield line, f"a sentence of {count} words; at most {LONGEST}: {sentence[:60]} ..."
 
 
+def remarks(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield long sentences and first words of one file."""
+    if path.suffix == ".py":
+        yield from first_words(ast.parse(path.read_text()))
+    elif path.suffix == ".md" and path.name != "CHANGELOG.md":
+        yield from long_sentences(path.read_text())
+
+
 def faults(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and fault of one file."""
     source = path.read_text()
     own = path == Path(__file__)  # which lists the words
     if not own and path.name != "spellings.py":  # which understands other spellings
         for number, line in enumerate(source.split("\n"), 1):
-            said = re.sub(r"`[^`]*`", "", line) if path.name == "CHANGELOG.md" else line  # which names what was renamed
-            if found := BRITISH.search(said):
+            if found := BRITISH.search(line):
                 yield number, f"'{found[0]}' is not American spelling"
     if path.suffix == ".py":
         tree = ast.parse(source)
-        yield from first_words(tree)
         texts = [] if own else list(comments_and_strings(source, tree))
     elif path.suffix == ".md":
-        if path.name != "CHANGELOG.md":
-            yield from long_sentences(source)
         texts = list(paragraphs(source))
     else:
         texts = []
@@ -187,14 +192,18 @@ def main() -> int:
     """Run the checks; return 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--remarks", action="store_true", help="print long sentences and first words of docstrings too")
     parser.add_argument("--ease", action="store_true", help="print the Flesch reading ease of README and docs")
     options = parser.parse_args()
     if options.ease:
         ease([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
         return 0
     every = [file for path in options.paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])] or tracked()
-    found = [f"{path.resolve().relative_to(ROOT)}:{line}: {fault}" for path in every for line, fault in faults(path.resolve())]
-    print("\n".join(found) or "words: no fault")
+    found, remarked = (
+        [f"{path.resolve().relative_to(ROOT)}:{line}: {text}" for path in every for line, text in check(path.resolve())]
+        for check in (faults, remarks)
+    )
+    print("\n".join(found + remarked * options.remarks) or f"words: no fault, {len(remarked)} remarks")
     return bool(found)
 
 

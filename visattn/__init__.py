@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         TokenLayout as TokenLayout,
     )
     from visattn.errors import VisattnError as VisattnError
-    from visattn.evaluation.survey import Survey as Survey
+    from visattn.evaluation import Survey as Survey
     from visattn.nn import attach as attach
     from visattn.studies import Study as Study, load_study as load_study, study as study
 
@@ -88,7 +88,7 @@ _NAMES = {
     "Provenance": "core.provenance",
     "Recording": "core.records",
     "Study": "studies",
-    "Survey": "evaluation.survey",
+    "Survey": "evaluation",
     "TokenLayout": "core.records",
     "VisattnError": "errors",
     "animation": "core.drawing.filmstrips",
@@ -125,6 +125,7 @@ _PACKAGES = {name: f"core.{name}" for name in _CORE} | {
 }
 
 offer("image source", "scene", "visattn.data.scenes.by_number:scene_image")
+offer("study", ".attn", "visattn.studies:load_study")
 offer("networks", "visattn", "visattn.models.building")
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])

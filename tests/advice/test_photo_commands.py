@@ -12,7 +12,7 @@ from tests.advice.packing import PHOTO, owner
 from tests.captioning import test_folder as captioners
 from tests.cli.test_commands import TINY, Run, run
 from visattn.batch import items_of
-from visattn.cli.beside import masks_of, texts_of
+from visattn.batch.beside import masks_of, texts_of
 from visattn.data.scenes import Scenes
 from visattn.errors import ImageError, OptionError
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import visattn
 from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
 from visattn.captioning import Caption, Captioner, load_captioner, search
-from visattn.captioning.folders import load, save
+from visattn.captioning.folders import load, save_captioner
 from visattn.core.geometry import Box
 from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes
@@ -281,7 +281,7 @@ def test_coordinates_refuse_another_grid_size() -> None:
 
 def test_captioner_loads_from_the_run_folder(tmp_path: Path) -> None:
     blueprint = plan()
-    save(blueprint.build(), blueprint, tmp_path / "run" / "final")
+    save_captioner(blueprint.build(), blueprint, tmp_path / "run" / "final")
     assert load_captioner(tmp_path / "run").vocabulary.words == blueprint.words
 
 
@@ -329,6 +329,6 @@ def test_a_captioner_of_scenes_says_so_of_what_is_unlike_them(photo: Image.Image
 def test_only_captioners_of_scenes_compare_their_images(data: str, compared: bool, tmp_path: Path) -> None:
     model, blueprint, _, shipped = load(SHIPPED)
     assert shipped == "scenes"
-    folder = save(model, blueprint, tmp_path / "own", {"data": data})
+    folder = save_captioner(model, blueprint, tmp_path / "own", {"data": data})
     (caption,) = load_captioner(folder).generate([visattn.load_image("photo:chelsea")], beam_size=1)
     assert bool(caption.map.provenance.warnings) is compared

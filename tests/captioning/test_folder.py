@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from visattn.captioning import Captioner, load_captioner
-from visattn.captioning.folders import CaptionerBlueprint, load, save
+from visattn.captioning.folders import CaptionerBlueprint, load, save_captioner
 from visattn.core.loading import folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.provenance import Provenance
@@ -65,7 +65,7 @@ def tiny(attention: Attention = "soft", *, seed: int = 1, end: float = 0.0, **ch
 def kept(folder: Path, attention: Attention = "soft", **changes: Any) -> Path:
     """Save a tiny captioner, and return its folder."""
     captioner = tiny(attention, **changes)
-    return save(captioner.model, captioner.blueprint, folder)
+    return save_captioner(captioner.model, captioner.blueprint, folder)
 
 
 def changed(folder: Path, **values: Any) -> Path:
@@ -104,7 +104,7 @@ class Payload:
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_save_and_load_round_trip_is_exact(tmp_path: Path, attention: Attention) -> None:
     first = tiny(attention, dropout=0.25, word_dropout=0.5, temperature=0.7)
-    save(first.model.train(), first.blueprint, tmp_path / "final")
+    save_captioner(first.model.train(), first.blueprint, tmp_path / "final")
     random = torch.get_rng_state()
     second = load_captioner(tmp_path / "final")
     assert torch.equal(torch.get_rng_state(), random)
@@ -128,7 +128,7 @@ def test_a_learned_first_state_survives_a_round_trip(tmp_path: Path) -> None:
     model = blueprint.build()
     state = model.state_dict()
     state["first_h"].copy_(torch.arange(blueprint.hidden_dim))
-    save(model, blueprint, tmp_path / "final")
+    save_captioner(model, blueprint, tmp_path / "final")
     second = load_captioner(tmp_path / "final")
     assert second.blueprint == blueprint
     assert torch.equal(second.model.state_dict()["first_h"], state["first_h"])
@@ -273,7 +273,7 @@ def test_options_that_load_weights_are_refused(folder: Path, option: str) -> Non
 def test_existing_folder_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     captioner, before = tiny(), (folder / "model.json").read_bytes()
     with pytest.raises(OutputError, match="exists already"):
-        save(captioner.model, captioner.blueprint, folder)
+        save_captioner(captioner.model, captioner.blueprint, folder)
     assert (folder / "model.json").read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["final"]
 

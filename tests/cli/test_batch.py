@@ -14,9 +14,9 @@ from PIL import Image
 from tests import tiny
 from tests.cli.test_commands import TINY, Run, run
 from visattn.batch import Asked, Wanted, Work
+from visattn.batch.batch_command import batch_command
 from visattn.batch.settings import settings_of
 from visattn.batch.statistics import in_turn
-from visattn.cli.batch import batch_command
 from visattn.core.maps import load_map
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import ask

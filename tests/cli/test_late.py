@@ -8,7 +8,7 @@ import click
 import pytest
 
 from visattn._support.types import Fusion
-from visattn.cli.late import method_options
+from visattn.core.command_line.late import method_options
 from visattn.core.methods import METHODS
 
 OPTIONS = {option.name: option for option in method_options()}

@@ -19,7 +19,11 @@ import torch
 import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
 from tests.hostile import archives, commands, configurations, driver, films, folders, journals, lists, maps, models
 from visattn import captioning  # noqa: F401
-from visattn.cli import batch, caption, heads, inspect, list, overlay, stats, train, video  # noqa: F401
+from visattn.batch import batch_command, video_command  # noqa: F401
+from visattn.captioning import caption_command  # noqa: F401
+from visattn.cli import heads, inspect, list, overlay  # noqa: F401
+from visattn.evaluation import stats_command  # noqa: F401
+from visattn.training import train_command  # noqa: F401
 
 KINDS = {
     "maps": maps.cases,
@@ -47,7 +51,7 @@ _LATE = (
     "jinja2",
     "visattn.batch.films",
     "visattn.batch.statistics",
-    "visattn.cli.studies",
+    "visattn.core.command_line.study_files",
 )  # what commands import when they run
 
 

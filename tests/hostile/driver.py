@@ -207,7 +207,8 @@ def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
         watch.enter(work.parent)
         os.chdir(work)
         from visattn.batch import work as batches
-        from visattn.cli import commands, each
+        from visattn.cli import commands
+        from visattn.core.command_line import each
 
         if not net:
             commands._fault = each.fault = batches._fault = _raised  # type: ignore[assignment, attr-defined]

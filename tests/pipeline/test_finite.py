@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.cli.test_commands import Run, photo, run
-from visattn.cli.late import _flat
 from visattn.core import methods
+from visattn.core.command_line.late import _flat
 from visattn.core.drawing.style import Style
 from visattn.core.methods import METHODS
 from visattn.core.pipeline.question import ask

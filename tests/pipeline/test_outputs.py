@@ -19,7 +19,7 @@ import visattn
 from tests.cli.test_commands import Run, photo, run
 from visattn.core.pipeline.targets import NoClasses
 from visattn.errors import OptionError
-from visattn.viewer import html_of
+from visattn.studies import html_of
 
 __all__ = ["photo", "run"]
 

@@ -385,12 +385,12 @@ def test_photos_of_a_file_have_a_common_bound(tmp_path: Path, monkeypatch: pytes
 def test_what_could_not_be_read_is_not_written(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = visattn.study("scenes_vit", [photo], methods=["attention"])
     both = made + made
-    tensors = safetensors.torch.load(writing.content(both.views))
+    tensors = safetensors.torch.load(writing.attn_content(both.views))
     assert sum(name.endswith(".photo") for name in tensors) == 1  # views of one photo share it
     monkeypatch.setattr(writing, "MAX_PIXELS", 90 * 60 - 1)
     with pytest.raises(OptionError, match=r"a study holds photos of at most .* the largest of these has 0.0"):
-        writing.content(made.views)
+        writing.attn_content(made.views)
     monkeypatch.undo()
     monkeypatch.setattr(writing, "MOST_VIEWS", 1)
     with pytest.raises(OptionError, match="a study holds at most 1 views"):
-        writing.content(both.views)
+        writing.attn_content(both.views)

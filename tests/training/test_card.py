@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
-from visattn.data.scenes.causes import CAUSES, CausedScenes, meaning
+from visattn.data.scenes.causes import CAUSES, CausedScenes, class_meaning
 from visattn.data.scenes.drawing import COLORS
 from visattn.training.config import Config
 from visattn.training.report import source
@@ -177,7 +177,7 @@ def test_the_commit_is_that_of_the_repository_that_tracks_the_source(tmp_path: P
 
 def test_the_meaning_of_causes_is_what_the_scenes_show() -> None:
     for cause in CAUSES:
-        values = dict(pair.split(" = ") for pair in meaning(cause).rpartition(": ")[2].rstrip(".").split(", "))
+        values = dict(pair.split(" = ") for pair in class_meaning(cause).rpartition(": ")[2].rstrip(".").split(", "))
         assert list(values) == ["0", "1", "2", "3"]
         for index in range(24):
             scene = CausedScenes(cause, 24, seed=3).scene(index)

@@ -15,8 +15,7 @@ from tests.viewer.conftest import Opened
 from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
 from visattn.cli.commands import _run
 from visattn.errors import OptionError
-from visattn.studies import Study, View, load_study
-from visattn.viewer import html_of
+from visattn.studies import Study, View, html_of, load_study
 
 PHOTO = "photo:chelsea"
 

@@ -1,25 +1,31 @@
 """Many images: folders and lists are explained batch by batch, with a journal from which an interrupted run goes on."""
 
-from visattn.batch.items import Item
-from visattn.batch.journal import Entry, Journal, other_lists
-from visattn.batch.running import Ledger, Outcome, run
-from visattn.batch.sources import Batches, items_of
-from visattn.batch.wanted import Wanted, check_outputs
-from visattn.batch.work import Work
-from visattn.core.pipeline.batches import Asked
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Asked",
-    "Batches",
-    "Entry",
-    "Item",
-    "Journal",
-    "Ledger",
-    "Outcome",
-    "Wanted",
-    "Work",
-    "check_outputs",
-    "items_of",
-    "other_lists",
-    "run",
-]
+from visattn._support.faces import face
+
+if TYPE_CHECKING:
+    from visattn.batch.beside import apart as apart, masks_of as masks_of, texts_of as texts_of
+    from visattn.batch.films import explain_video as explain_video
+    from visattn.batch.items import Item as Item
+    from visattn.batch.journal import Entry as Entry, Journal as Journal, other_lists as other_lists
+    from visattn.batch.running import Ledger as Ledger, Outcome as Outcome, run as run
+    from visattn.batch.sources import Batches as Batches, items_of as items_of
+    from visattn.batch.wanted import Wanted as Wanted, check_outputs as check_outputs
+    from visattn.batch.work import Work as Work
+    from visattn.core.pipeline.batches import Asked as Asked
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            "visattn.core.pipeline.batches": ["Asked"],
+            ".beside": ["apart", "masks_of", "texts_of"],
+            ".films": ["explain_video"],
+            ".items": ["Item"],
+            ".journal": ["Entry", "Journal", "other_lists"],
+            ".running": ["Ledger", "Outcome", "run"],
+            ".sources": ["Batches", "items_of"],
+            ".wanted": ["Wanted", "check_outputs"],
+            ".work": ["Work"],
+        },
+    )

@@ -20,7 +20,7 @@ from visattn.batch.journal import entries_of, journals_in
 from visattn.core.maps.schema import ProvenanceFacts
 from visattn.core.provenance import Provenance
 from visattn.errors import OutputError
-from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
+from visattn.evaluation import LayerNumbers, PhotoNumbers, Survey
 
 FOLDER = "statistics"
 

@@ -41,10 +41,8 @@ from visattn.core.pipeline.inputs import Prepared, prepare_with
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.records import Recording
 from visattn.errors import ImageError, MissingExtra, ModelError, OptionError, OutputError, ResourceError, VisattnError
-from visattn.evaluation.survey import PhotoNumbers, photo_numbers
-from visattn.studies.creation import view_of
-from visattn.studies.views import View
-from visattn.studies.writing import content
+from visattn.evaluation import PhotoNumbers, photo_numbers
+from visattn.studies import View, attn_content, view_of
 
 _T = TypeVar("_T")
 _LONGEST = 255  # bytes of the name of a file
@@ -304,7 +302,7 @@ def _made(one: _Answered, files: Mapping[str, str], wanted: Wanted) -> tuple[dic
         if "raw" in files:
             found["raw"] = save_map(answer.map, answer.geometry, wanted.raw_ending)
         if one.view is not None:
-            found["study"] = content([one.view])
+            found["study"] = attn_content([one.view])
     return found, tuple(provenance.warnings)
 
 

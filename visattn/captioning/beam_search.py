@@ -15,8 +15,7 @@ from torch import Tensor
 from visattn._support.modes import evaluating
 from visattn.errors import ModelError
 from visattn.models.show_attend_tell import END, UNKNOWN, EncodedImage, ShowAttendTell
-from visattn.nn import HardAttention
-from visattn.nn.shapes import at_least
+from visattn.nn import HardAttention, at_least
 
 
 class Hypothesis(NamedTuple):

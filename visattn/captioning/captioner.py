@@ -33,7 +33,7 @@ from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared, prepare_batch
 from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout
-from visattn.data.captions.pictures import SCENES
+from visattn.data.captions import SCENES
 from visattn.errors import LayoutError, OptionError
 from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, ShowAttendTell
 

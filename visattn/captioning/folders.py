@@ -138,7 +138,9 @@ class CaptionerBlueprint:
         )
 
 
-def save(model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, facts: Mapping[str, Any] | None = None) -> Path:
+def save_captioner(
+    model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, facts: Mapping[str, Any] | None = None
+) -> Path:
     """Save a captioner to a new folder for `load`. The folder is written completely or not at all.
 
     Args:

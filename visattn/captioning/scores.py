@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from visattn._support.extras import need
 from visattn.captioning.vocabulary import split
-from visattn.data.scenes import COLORS, SceneObject
-from visattn.data.scenes.shapes import DISTRACTORS, LABELS
+from visattn.data.scenes import COLORS, DISTRACTORS, LABELS, SceneObject
 from visattn.errors import OptionError
 
 References = Sequence[str | Sequence[str]]  # for each image: one caption, or several

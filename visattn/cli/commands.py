@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
@@ -16,11 +15,11 @@ from importlib import import_module
 
 import click
 
-from visattn._support.checks import printable
 from visattn._support.files import remove_unfinished
 from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
+from visattn.core.command_line.faults import FULL, complain, fault, no_room, one_line
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
 
 
@@ -31,7 +30,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"visattn.cli.{cmd_name}"), f"{cmd_name}_command")
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), f"{cmd_name}_command")
         return command
 
     def get_help(self, ctx: click.Context) -> str:
@@ -106,9 +105,6 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-
-
 def _run(arguments: list[str], debug: bool) -> int:
     with in_shell(), _ended_by_signals() as ended:
         try:
@@ -170,18 +166,6 @@ def _fault(error: Exception, debug: bool) -> int:
     return 70
 
 
-def fault(error: Exception) -> str:
-    """Return the message of an internal error."""
-    what = str(error).strip().split("\n")[0]
-    return f"internal error of visattn ({type(error).__name__}: {what}). Please report it with the output of --debug."
-
-
-def no_room(error: OSError) -> str:
-    """Return the message about a full or failing disk."""
-    cause = (error.strerror or str(error)).lower()
-    return f"{error.filename or 'a temporary file'}: {cause}; free disk space, here or in TMPDIR"
-
-
 def _is_of_print(error: OSError) -> bool:
     """Check whether an error was raised while printing: in click's `echo`, or in the flush at the end."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -193,15 +177,6 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complain(message: str) -> None:
-    """Print an error as one line on stderr."""
-    click.echo(f"visattn: error: {_line(message)}", err=True)
-
-
 def _show_warning(message: Warning | str, *_details: object) -> None:
     kind = "" if isinstance(message, VisattnNote) else "warning: "
-    click.echo(f"visattn: {kind}{_line(str(message))}", err=True)
-
-
-def _line(message: str) -> str:
-    return printable(" ".join(message.split("\n")))
+    click.echo(f"visattn: {kind}{one_line(str(message))}", err=True)

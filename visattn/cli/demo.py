@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from visattn._support.files import check_output, write_whole
-from visattn.cli.late import Command
-from visattn.cli.options import DEFAULT_MODEL, talk_options
-from visattn.cli.talk import note, result
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.options import DEFAULT_MODEL, talk_options
+from visattn.core.command_line.talk import note, result
 from visattn.core.provenance import Provenance
 
 PROBES = {
@@ -44,7 +44,7 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
     """
     from visattn.core.drawing.pictures import to_png
     from visattn.core.loading import load_model
-    from visattn.data import PHOTOS
+    from visattn.core.shipped import PHOTOS
     from visattn.studies import study
 
     started = time.perf_counter()
@@ -124,7 +124,7 @@ def classes_page(model: Any) -> Any:  # noqa: ANN401 - a Picture
     from visattn.core.drawing.pages import Bar, Cell, sheet
     from visattn.core.drawing.pictures import carrying
     from visattn.core.pipeline.explaining import explain
-    from visattn.data import PHOTOS
+    from visattn.core.shipped import PHOTOS
 
     found = [explain(model, f"photo:{name}", method="gradcam") for name in PHOTOS]
     photos = [Cell(one.photo) for one in found]

@@ -11,8 +11,8 @@ import click
 
 from visattn._support.files import cache_folder
 from visattn._support.tables import to_json, to_text
-from visattn.cli.late import Command
-from visattn.cli.options import talk_options
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.options import talk_options
 from visattn.errors import VisattnError
 
 
@@ -82,7 +82,7 @@ def _offline() -> str:
 
 
 def _hub() -> str:
-    from visattn.cli.options import DEFAULT_MODEL
+    from visattn.core.command_line.options import DEFAULT_MODEL
     from visattn.core.loading import timm_models
 
     return timm_models.reach_hub(DEFAULT_MODEL)

@@ -11,9 +11,9 @@ from visattn._support.checks import printable, whole_number
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.tables import Row, to_csv, to_json, to_text, without_nan
 from visattn._support.types import Property
-from visattn.cli.asking import model_of
-from visattn.cli.late import Command
-from visattn.cli.options import (
+from visattn.core.command_line.asking import model_of
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.options import (
     files_read,
     model_options,
     output_options,
@@ -24,8 +24,8 @@ from visattn.cli.options import (
     style_of,
     style_options,
 )
-from visattn.cli.studies import is_study, only_view
-from visattn.cli.talk import describe, note, result
+from visattn.core.command_line.study_files import is_study, only_view
+from visattn.core.command_line.talk import describe, note, result
 from visattn.core.drawing.style import PAGE, Style
 from visattn.core.images.sources import as_file
 from visattn.errors import NoAttentionCaptured, OptionError
@@ -164,9 +164,8 @@ def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, qui
     if output is not None:
         check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
     from visattn._support.lazily import Lazily
-    from visattn.batch import items_of
-    from visattn.cli.beside import apart, masks_of
-    from visattn.evaluation.specialization import find_heads
+    from visattn.batch import apart, items_of, masks_of
+    from visattn.evaluation import find_heads
 
     items = items_of([image], but=apart([image], options["masks"]))
     if output is not None:
@@ -263,7 +262,7 @@ def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # no
 def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
     """Return one row per gate, of all layers or of one."""
     from visattn.core.methods.gate_maps import NO_GATES, layer_of
-    from visattn.evaluation.gates import gate_statistics
+    from visattn.evaluation import gate_statistics
 
     every = gate_statistics(recording)
     if not every:
@@ -331,7 +330,7 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
     """Return one row per head of the layers whose attention rows sum to 1."""
     from dataclasses import replace
 
-    from visattn.evaluation.heads import statistics
+    from visattn.evaluation import statistics
 
     chosen = recording if layer == "all" else recording.select(layer=_number(layer))
     signed = [record.layer for record in chosen if not record.probability]

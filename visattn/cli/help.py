@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-# name -> one line of help; a command `x` is the function `x_command` of visattn.cli.x
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """Command of the part of the package that it belongs to.
+
+    Attributes:
+        module: Module of the command; a command `x` is its function `x_command`.
+        help: One line of help.
+    """
+
+    module: str
+    help: str
+
+
 COMMANDS = {
-    "demo": "Draw what DINOv2 and a classifier see in four sample photos.",
-    "overlay": "Draw a model's attention over photos.",
-    "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
-    "view": "Write a page that shows every head for the patch under the pointer.",
-    "batch": "Draw maps of many images; a run that is interrupted goes on.",
-    "video": "Draw maps over the frames of a film.",
-    "embed": "Write a page that shows queries and keys of every head in one space.",
-    "train": "Train a classifier, with or without attention, or a captioner.",
-    "caption": "Caption images, and draw where the decoder attends for each word.",
-    "stats": "Compute statistics of every head over a folder of photos.",
-    "inspect": "Show the attention layers of a model, and which methods apply to it.",
-    "list": "List models, methods or color maps.",
-    "doctor": "Check the installation.",
+    "demo": Command("visattn.cli.demo", "Draw what DINOv2 and a classifier see in four sample photos."),
+    "overlay": Command("visattn.cli.overlay", "Draw a model's attention over photos."),
+    "heads": Command("visattn.cli.heads", "Draw all heads, all layers, or the query x key matrix of one head."),
+    "view": Command("visattn.studies.view_command", "Write a page that shows every head for the patch under the pointer."),
+    "batch": Command("visattn.batch.batch_command", "Draw maps of many images; a run that is interrupted goes on."),
+    "video": Command("visattn.batch.video_command", "Draw maps over the frames of a film."),
+    "embed": Command("visattn.embedding.embed_command", "Write a page that shows queries and keys of every head in one space."),
+    "train": Command("visattn.training.train_command", "Train a classifier, with or without attention, or a captioner."),
+    "caption": Command("visattn.captioning.caption_command", "Caption images, and draw where the decoder attends for each word."),
+    "stats": Command("visattn.evaluation.stats_command", "Compute statistics of every head over a folder of photos."),
+    "inspect": Command("visattn.cli.inspect", "Show the attention layers of a model, and which methods apply to it."),
+    "list": Command("visattn.cli.list", "List models, methods or color maps."),
+    "doctor": Command("visattn.cli.doctor", "Check the installation."),
 }
 ABOUT = "Show where a vision model looks, and check whether you can believe it."
 VERSION = "Print the version and exit."
@@ -36,6 +50,6 @@ def page() -> str:
             "  -h, --help  Show this message and exit.",
             "",
             "Commands:",
-            *(f"  {name:{room}}  {text}" for name, text in COMMANDS.items()),
+            *(f"  {name:{room}}  {command.help}" for name, command in COMMANDS.items()),
         ]
     )

@@ -8,8 +8,8 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.tables import to_json, to_text
-from visattn.cli.late import Command
-from visattn.cli.options import Size, talk_options
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.options import Size, talk_options
 
 if TYPE_CHECKING:
     from visattn.core.methods import Method

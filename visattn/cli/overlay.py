@@ -11,10 +11,10 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
-from visattn.cli.asking import kind_of, model_of, parameters, question_of
-from visattn.cli.each import Each
-from visattn.cli.late import LateCommand, method_options
-from visattn.cli.options import (
+from visattn.core.command_line.asking import kind_of, model_of, parameters, question_of
+from visattn.core.command_line.each import Each
+from visattn.core.command_line.late import LateCommand, method_options
+from visattn.core.command_line.options import (
     explaining_options,
     files_read,
     model_options,
@@ -24,8 +24,8 @@ from visattn.cli.options import (
     refuse_beside,
     style_of,
 )
-from visattn.cli.studies import is_study, views_of
-from visattn.cli.talk import describe, result
+from visattn.core.command_line.study_files import is_study, views_of
+from visattn.core.command_line.talk import describe, result
 from visattn.core.drawing.style import Style
 from visattn.core.images.sources import as_file
 from visattn.core.provenance import Provenance

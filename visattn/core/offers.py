@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, overload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from PIL import Image
     from torch import nn
 
 __all__ = ["Networks", "offer", "offered", "offers"]
 
-Kind = Literal["image source", "networks"]
+Kind = Literal["image source", "networks", "study"]
 
-_OFFERS: dict[Kind, dict[str, str]] = {"image source": {}, "networks": {}}
+_OFFERS: dict[Kind, dict[str, str]] = {kind: {} for kind in get_args(Kind)}
 
 
 class Networks(Protocol):
@@ -48,6 +50,8 @@ def offers(kind: Kind) -> tuple[str, ...]:
 def offered(kind: Literal["image source"], name: str) -> Callable[[str], Image.Image]: ...
 @overload
 def offered(kind: Literal["networks"], name: str) -> Networks: ...
+@overload
+def offered(kind: Literal["study"], name: str) -> Callable[[Path], Any]: ...
 
 
 def offered(kind: Kind, name: str) -> Any:

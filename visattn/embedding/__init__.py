@@ -3,34 +3,36 @@
 The space is that of AttentionViz (Yeh et al. 2023, arXiv:2305.03210): keys are translated and both are scaled, which changes no attention.
 """
 
-from visattn.embedding.components import Moments, joint_axes
-from visattn.embedding.correlations import row_pearson, row_spearman, weighted_correlation
-from visattn.embedding.crops import crops_of
-from visattn.embedding.gathering import gather
-from visattn.embedding.joint import Joint, factor_of, joined
-from visattn.embedding.layouts import lay_out, lay_out_images
-from visattn.embedding.numbers import head_numbers
-from visattn.embedding.saving import save_html, save_npz
-from visattn.embedding.space import LayerStates, Projection, Space, Tokens
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Joint",
-    "LayerStates",
-    "Moments",
-    "Projection",
-    "Space",
-    "Tokens",
-    "crops_of",
-    "factor_of",
-    "gather",
-    "head_numbers",
-    "joined",
-    "joint_axes",
-    "lay_out",
-    "lay_out_images",
-    "row_pearson",
-    "row_spearman",
-    "save_html",
-    "save_npz",
-    "weighted_correlation",
-]
+from visattn._support.faces import face
+
+if TYPE_CHECKING:
+    from visattn.embedding.components import Moments as Moments, joint_axes as joint_axes
+    from visattn.embedding.correlations import (
+        row_pearson as row_pearson,
+        row_spearman as row_spearman,
+        weighted_correlation as weighted_correlation,
+    )
+    from visattn.embedding.crops import crops_of as crops_of
+    from visattn.embedding.gathering import gather as gather
+    from visattn.embedding.joint import Joint as Joint, factor_of as factor_of, joined as joined
+    from visattn.embedding.layouts import lay_out as lay_out, lay_out_images as lay_out_images
+    from visattn.embedding.numbers import head_numbers as head_numbers
+    from visattn.embedding.saving import save_html as save_html, save_npz as save_npz
+    from visattn.embedding.space import LayerStates as LayerStates, Projection as Projection, Space as Space, Tokens as Tokens
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            ".components": ["Moments", "joint_axes"],
+            ".correlations": ["row_pearson", "row_spearman", "weighted_correlation"],
+            ".crops": ["crops_of"],
+            ".gathering": ["gather"],
+            ".joint": ["Joint", "factor_of", "joined"],
+            ".layouts": ["lay_out", "lay_out_images"],
+            ".numbers": ["head_numbers"],
+            ".saving": ["save_html", "save_npz"],
+            ".space": ["LayerStates", "Projection", "Space", "Tokens"],
+        },
+    )

@@ -35,8 +35,7 @@ from visattn.embedding.keeping import Kept, alike
 from visattn.embedding.one_image import OneImage, image_states
 from visattn.embedding.space import Space
 from visattn.errors import OptionError
-from visattn.evaluation.given import MaskLike, as_mask
-from visattn.evaluation.specialization import DRAWS
+from visattn.evaluation import DRAWS, MaskLike, as_mask
 
 POINTS = 1_000
 

@@ -12,7 +12,7 @@ from visattn.core.records import TokenLayout
 from visattn.core.records.layouts import WORDS
 from visattn.embedding.one_image import OneImage
 from visattn.embedding.space import LayerStates, Space, Tokens
-from visattn.evaluation.specialization import HeadScores
+from visattn.evaluation import HeadScores
 
 _NAMED = 3  # layers that a note names
 

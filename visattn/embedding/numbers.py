@@ -17,7 +17,7 @@ from visattn._support.types import Criterion
 from visattn.embedding.correlations import distances, ranks, row_correlation, row_pearson, row_spearman, weighted_correlation
 from visattn.embedding.space import LayerStates, Space
 from visattn.errors import OptionError
-from visattn.evaluation.intervals import mean_interval
+from visattn.evaluation import mean_interval
 
 IMAGES = 20
 _POOLED = 2_000  # queries and keys of all images that are compared

@@ -32,8 +32,7 @@ from visattn.core.pipeline.inputs import Prepared
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.core.records.layouts import WORDS
 from visattn.errors import OptionError
-from visattn.evaluation.patches import Patches, patches_by_layout
-from visattn.evaluation.specialization import Scores, over_patches, scores_of
+from visattn.evaluation import Patches, Scores, over_patches, patches_by_layout, scores_of
 
 _LARGEST = 65504.0  # float16
 _ROWS, _VISIBLE, _ROUNDED = 16, 1e-5, 0.02  # rows that are checked; weights that count; error of a logarithm of half precision

@@ -18,10 +18,10 @@ from visattn.core.provenance import Provenance
 from visattn.embedding.layouts import Laid, lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers
 from visattn.embedding.space import Space
+from visattn.embedding.space_page import space_html
+from visattn.embedding.space_payload import Part
 from visattn.errors import OptionError
-from visattn.viewer.page import MAX_MB
-from visattn.viewer.space_page import space_html
-from visattn.viewer.space_payload import Part
+from visattn.viewer import MAX_MB
 
 
 @spelled(Laid)

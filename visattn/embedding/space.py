@@ -14,7 +14,7 @@ from visattn.core.provenance import Provenance
 from visattn.embedding.components import Moments, joint_axes
 from visattn.embedding.joint import Joint, NoFactor, factor_of, joined
 from visattn.errors import OptionError
-from visattn.evaluation.specialization import HeadScores
+from visattn.evaluation import HeadScores
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,35 +3,66 @@
 Statistics of heads, gates and sinks, and scores of how well a map localizes an object, with baselines for chance and center bias.
 """
 
-from visattn.core.methods.sinks import attention_received, find_sinks, sink_mass
-from visattn.evaluation.baselines import center_prior, shifted_copies, smooth_random
-from visattn.evaluation.gates import GateStatistics, gate_statistics
-from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
-from visattn.evaluation.importance import head_ablation, head_importance
-from visattn.evaluation.localization import energy_inside, lift
-from visattn.evaluation.pointing import pointing_game
-from visattn.evaluation.ranking import auroc, average_precision
-from visattn.evaluation.specialization import HeadScores, find_heads
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "GateStatistics",
-    "HeadScores",
-    "HeadStatistics",
-    "attention_received",
-    "auroc",
-    "average_precision",
-    "center_prior",
-    "energy_inside",
-    "find_heads",
-    "find_sinks",
-    "gate_statistics",
-    "head_ablation",
-    "head_divergence",
-    "head_importance",
-    "lift",
-    "pointing_game",
-    "shifted_copies",
-    "sink_mass",
-    "smooth_random",
-    "statistics",
-]
+from visattn._support.faces import face
+
+if TYPE_CHECKING:
+    from visattn.core.methods.sinks import (
+        attention_received as attention_received,
+        find_sinks as find_sinks,
+        sink_mass as sink_mass,
+    )
+    from visattn.evaluation.baselines import (
+        center_prior as center_prior,
+        shifted_copies as shifted_copies,
+        smooth_random as smooth_random,
+    )
+    from visattn.evaluation.gates import GateStatistics as GateStatistics, gate_statistics as gate_statistics
+    from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
+    from visattn.evaluation.heads import (
+        HeadStatistics as HeadStatistics,
+        head_divergence as head_divergence,
+        statistics as statistics,
+    )
+    from visattn.evaluation.importance import head_ablation as head_ablation, head_importance as head_importance
+    from visattn.evaluation.intervals import mean_interval as mean_interval
+    from visattn.evaluation.localization import energy_inside as energy_inside, lift as lift
+    from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
+    from visattn.evaluation.pointing import pointing_game as pointing_game
+    from visattn.evaluation.ranking import auroc as auroc, average_precision as average_precision
+    from visattn.evaluation.specialization import (
+        DRAWS as DRAWS,
+        HeadScores as HeadScores,
+        Scores as Scores,
+        find_heads as find_heads,
+        over_patches as over_patches,
+        scores_of as scores_of,
+    )
+    from visattn.evaluation.survey import (
+        LayerNumbers as LayerNumbers,
+        PhotoNumbers as PhotoNumbers,
+        Survey as Survey,
+        photo_numbers as photo_numbers,
+    )
+    from visattn.evaluation.survey_output import survey_files as survey_files
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            "visattn.core.methods.sinks": ["attention_received", "find_sinks", "sink_mass"],
+            ".baselines": ["center_prior", "shifted_copies", "smooth_random"],
+            ".gates": ["GateStatistics", "gate_statistics"],
+            ".given": ["MaskLike", "as_mask"],
+            ".heads": ["HeadStatistics", "head_divergence", "statistics"],
+            ".importance": ["head_ablation", "head_importance"],
+            ".intervals": ["mean_interval"],
+            ".localization": ["energy_inside", "lift"],
+            ".patches": ["Patches", "patches_by_layout"],
+            ".pointing": ["pointing_game"],
+            ".ranking": ["auroc", "average_precision"],
+            ".specialization": ["DRAWS", "HeadScores", "Scores", "find_heads", "over_patches", "scores_of"],
+            ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
+            ".survey_output": ["survey_files"],
+        },
+    )

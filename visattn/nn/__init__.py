@@ -16,7 +16,8 @@ from visattn.nn.channel.se import SqueezeExcite
 from visattn.nn.channel.sk import SelectiveKernel
 from visattn.nn.decoder.draw import DrawRead, DrawWrite
 from visattn.nn.decoder.retina import Retina
-from visattn.nn.decoder.soft_hard import Glimpse, HardAttention, SoftAttention, doubly_stochastic, reinforce
+from visattn.nn.decoder.soft_hard import Glimpse, HardAttention, Reduction, SoftAttention, doubly_stochastic, reinforce
+from visattn.nn.shapes import at_least
 from visattn.nn.spatial.attention_gate import AttentionGate
 from visattn.nn.spatial.bam import BAM
 from visattn.nn.spatial.cbam import CBAM
@@ -69,6 +70,7 @@ __all__ = [
     "LocationScore",
     "MultiHeadAttention",
     "NonLocal",
+    "Reduction",
     "Retina",
     "ScaledDotScore",
     "SelectiveKernel",
@@ -84,6 +86,7 @@ __all__ = [
     "TripletAttention",
     "WindowAttention",
     "WithAttention",
+    "at_least",
     "attach",
     "attend",
     "doubly_stochastic",

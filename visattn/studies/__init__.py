@@ -3,9 +3,28 @@
 `study` makes one from a model and images. `Study.save` writes it as an `.attn` file, which `load_study` reads without the model.
 """
 
-from visattn.studies.captions import caption_study
-from visattn.studies.creation import study
-from visattn.studies.reading import load_study
-from visattn.studies.views import Study, View
+from typing import TYPE_CHECKING
 
-__all__ = ["Study", "View", "caption_study", "load_study", "study"]
+from visattn._support.faces import face
+
+if TYPE_CHECKING:
+    from visattn.studies.captions import caption_study as caption_study
+    from visattn.studies.creation import study as study, view_of as view_of
+    from visattn.studies.reading import load_study as load_study
+    from visattn.studies.sequence import Study as Study
+    from visattn.studies.study_page import html_of as html_of
+    from visattn.studies.views import View as View
+    from visattn.studies.writing import attn_content as attn_content
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            ".captions": ["caption_study"],
+            ".creation": ["study", "view_of"],
+            ".reading": ["load_study"],
+            ".sequence": ["Study"],
+            ".study_page": ["html_of"],
+            ".views": ["View"],
+            ".writing": ["attn_content"],
+        },
+    )

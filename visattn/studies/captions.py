@@ -8,7 +8,8 @@ from visattn.core.operators import MatrixOperator
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.core.records.layouts import WORDS
 from visattn.errors import OptionError
-from visattn.studies.views import Study, View
+from visattn.studies.sequence import Study
+from visattn.studies.views import View
 
 _LAYER = "decoder"
 

@@ -32,8 +32,9 @@ from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.core.pipeline.tensors import prepare_inputs
 from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured, OptionError
-from visattn.evaluation.importance import head_importance
-from visattn.studies.views import Importance, Study, View, from_recording
+from visattn.evaluation import head_importance
+from visattn.studies.sequence import Study
+from visattn.studies.views import Importance, View, from_recording
 from visattn.studies.words import texts_of
 
 Asked = Mapping[str, Question]

@@ -35,7 +35,8 @@ from visattn.studies.schema import (
     ViewFacts,
     study_of,
 )
-from visattn.studies.views import Importance, Study, View
+from visattn.studies.sequence import Study
+from visattn.studies.views import Importance, View
 
 _Read = Callable[[str], Tensor]
 

@@ -27,7 +27,7 @@ _COMPRESSION = 3  # of the photo's PNG: twice as fast as the default, and 3 % la
 _VECTORS = "value", "output_weight", "residual"
 
 
-def content(views: Sequence[View]) -> bytes:
+def attn_content(views: Sequence[View]) -> bytes:
     """Return the content of an `.attn` file.
 
     Raises:

@@ -23,7 +23,7 @@ from torchvision import transforms
 from visattn._support.checks import first_line, printable
 from visattn._support.language import option
 from visattn.core.families.trained import InputFacts, evaluation_transform
-from visattn.data.pictures import ImageDataset
+from visattn.data import ImageDataset
 from visattn.errors import DataError, ImageError, OptionError, ResourceError
 from visattn.training.config import Recipe
 from visattn.training.run.randomness import restoring, seed_cpu, seed_of

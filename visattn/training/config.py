@@ -15,8 +15,8 @@ from visattn._support.language import flag, option
 from visattn._support.own_code import is_function
 from visattn.core.loading.blueprints import shared_model
 from visattn.core.loading.folders import LARGEST
-from visattn.data.captions.pictures import SCENES
-from visattn.data.labeled.readers import KNOWN
+from visattn.data.captions import SCENES
+from visattn.data.labeled import KNOWN
 from visattn.errors import OptionError
 from visattn.nn import ATTENTION, Init
 from visattn.training.values import check_range, of_type, storable, to_toml

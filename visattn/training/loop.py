@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from visattn._support.checks import printable
 from visattn._support.language import flag, option
-from visattn.data.pictures import ImageDataset
+from visattn.data import ImageDataset
 from visattn.errors import DataError, TrainingError
 from visattn.training.batches import Batch, Samples, Stream, check_batch, loader, patient, training_transform
 from visattn.training.config import Recipe, differences

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from visattn.core.families.trained import evaluation_transform
-from visattn.data.pictures import ImageDataset
+from visattn.data import ImageDataset
 from visattn.training.batches import Batch, InOrder, Samples, loader
 from visattn.training.tasks.task import Measured, Task
 from visattn.training.trainer import Trainer

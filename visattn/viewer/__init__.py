@@ -1,9 +1,12 @@
-"""Viewer: a study, or a space of queries and keys, as one HTML page that opens anywhere, without a network and without visattn.
+"""Viewer: one HTML page that opens anywhere, without a network and without visattn.
 
-`html_of` makes the page of a study, `visattn.embedding.save_html` that of a space.
-Their sources are in `viewer/src`; the scripts in `built/` are what esbuild makes of them.
+It knows neither studies nor spaces: these give it plain values and arrays, and `visattn.studies` and `visattn.embedding` say what is in
+a page. Its sources are in `viewer/src`; the scripts in `built/` are what esbuild makes of them.
 """
 
-from visattn.viewer.page import html_of
+from visattn.viewer.encoding import Encoded, encoded
+from visattn.viewer.packing import Packed
+from visattn.viewer.page import MAX_MB, check_size, framed, written
+from visattn.viewer.widget import widget_of
 
-__all__ = ["html_of"]
+__all__ = ["MAX_MB", "Encoded", "Packed", "check_size", "encoded", "framed", "widget_of", "written"]

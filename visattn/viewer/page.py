@@ -7,46 +7,14 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from visattn._support.checks import printable
-from visattn._support.typed import typed
-from visattn.viewer.payload import Payload, check_size
-
-if TYPE_CHECKING:
-    from visattn.studies import Study
+from visattn._support.language import option
+from visattn.errors import OptionError
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 MAX_MB = 60.0
-
-
-class PageOptions(TypedDict, total=False):
-    """Options of `html_of`."""
-
-    max_mb: float
-    layers: str
-    heads: Sequence[int] | None
-
-
-@typed(but=("study",))
-def html_of(study: Study, *, max_mb: float = MAX_MB, layers: str = "*", heads: Sequence[int] | None = None) -> str:
-    """Return a study as an HTML page. It refers to nothing outside of itself.
-
-    Args:
-        study: The study.
-        max_mb: Largest size of the page in MB.
-        layers: Glob of the names of the layers whose attention is in the page.
-        heads: Numbers of the heads that are in the page; None: all. A layer that has none of them is left out.
-
-    Returns:
-        The page.
-
-    Raises:
-        OptionError: If the study has nothing to show, no layer has such a name or such heads, or the page exceeds `max_mb`.
-    """
-    payload = Payload(study, layers=layers, heads=heads, max_mb=max_mb)
-    title = " | ".join(view["title"] for view in payload.facts["views"])
-    return written(title, payload.facts, payload.data, ("viewer.css",), "viewer.js", max_mb)
 
 
 def written(title: str, facts: dict[str, Any], data: str, styles: Sequence[str], script: str, max_mb: float) -> str:
@@ -88,3 +56,17 @@ def framed(page: str, height: int) -> str:
 @cache
 def _built(name: str) -> str:
     return files("visattn.viewer").joinpath("built", name).read_text(encoding="utf-8")
+
+
+def check_size(characters: int, most: float, where: str = "") -> None:
+    """Check the size of a page, or of its part up to `where`.
+
+    Raises:
+        OptionError: If it exceeds `most` MB.
+    """
+    if characters > most * 1e6:
+        found = f"more than {characters / 1e6:.1f} MB up to {where}" if where else f"{characters / 1e6:.1f} MB"
+        raise OptionError(
+            f"the page takes {found}, and {option('max_mb')} is {most:g}. Pass fewer {option('layers')} or {option('heads')}, a smaller "
+            f"{option('img_size')}, or a larger {option('max_mb')}."
+        )

@@ -1,8 +1,21 @@
 """Films: where a model looks in each frame, on one color scale."""
 
-from visattn.batch.films.drawing import Made, explain_video, write_film
-from visattn.batch.films.mapping import Looks
-from visattn.batch.films.reading import Film, Frame
-from visattn.batch.films.walking import Walk
+from typing import TYPE_CHECKING
 
-__all__ = ["Film", "Frame", "Looks", "Made", "Walk", "explain_video", "write_film"]
+from visattn._support.faces import face
+
+if TYPE_CHECKING:
+    from visattn.batch.films.drawing import Made as Made, explain_video as explain_video, write_film as write_film
+    from visattn.batch.films.mapping import Looks as Looks
+    from visattn.batch.films.reading import Film as Film, Frame as Frame
+    from visattn.batch.films.walking import Walk as Walk
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            ".drawing": ["Made", "explain_video", "write_film"],
+            ".mapping": ["Looks"],
+            ".reading": ["Film", "Frame"],
+            ".walking": ["Walk"],
+        },
+    )

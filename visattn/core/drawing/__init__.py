@@ -3,10 +3,9 @@
 Names are imported on first use, so that commands can read the choices in `style` and `colormaps` without importing torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from visattn._support.faces import face
 
 if TYPE_CHECKING:
     from visattn.core.drawing.filmstrips import animation as animation, entropies as entropies, filmstrip as filmstrip
@@ -25,38 +24,18 @@ if TYPE_CHECKING:
     from visattn.core.drawing.pictures import Picture as Picture
     from visattn.core.drawing.sheets import contact_sheet as contact_sheet
     from visattn.core.drawing.style import Style as Style, StyleOptions as StyleOptions
-
-_NAMES = {
-    "Picture": "pictures",
-    "Style": "style",
-    "StyleOptions": "style",
-    "animation": "filmstrips",
-    "captioned": "pages",
-    "colorize": "overlays",
-    "contact_sheet": "sheets",
-    "draw_box": "marks",
-    "draw_glimpses": "marks",
-    "draw_window": "marks",
-    "entropies": "filmstrips",
-    "filmstrip": "filmstrips",
-    "gate_page": "gate_pages",
-    "matrix_page": "matrices",
-    "outline": "marks",
-    "overlay": "overlays",
-    "rgb_components": "overlays",
-    "ring": "marks",
-    "side_by_side": "pages",
-    "spotlight": "marks",
-}
-
-__all__ = sorted(_NAMES)
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name in _NAMES:
-        return getattr(import_module(f"visattn.core.drawing.{_NAMES[name]}"), name)
-    raise AttributeError(f"module 'visattn.core.drawing' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            ".filmstrips": ["animation", "entropies", "filmstrip"],
+            ".gate_pages": ["gate_page"],
+            ".marks": ["draw_box", "draw_glimpses", "draw_window", "outline", "ring", "spotlight"],
+            ".matrices": ["matrix_page"],
+            ".overlays": ["colorize", "overlay", "rgb_components"],
+            ".pages": ["captioned", "side_by_side"],
+            ".pictures": ["Picture"],
+            ".sheets": ["contact_sheet"],
+            ".style": ["Style", "StyleOptions"],
+        },
+    )

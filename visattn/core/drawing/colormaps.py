@@ -12,6 +12,8 @@ from visattn._support.checks import one_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["NAMES", "table"]
+
 SEQUENTIAL = ("inferno", "magma", "plasma", "viridis", "cividis", "turbo", "jet", "bone", "gray")
 DIVERGING = ("blue-white-red",)
 NAMES = SEQUENTIAL + DIVERGING

@@ -43,6 +43,8 @@ from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import AttentionMap, Heatmap
 from visattn.errors import MapError, OptionError
 
+__all__ = ["animation", "filmstrip"]
+
 _MOST, _WIDEST = 200, 1024  # largest number of words; largest panel width in pixels
 
 

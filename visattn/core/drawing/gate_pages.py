@@ -29,6 +29,8 @@ from visattn.errors import OptionError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["gate_page"]
+
 _INK, _FAINT, _PAPER = (24, 24, 27), (200, 200, 205), (255, 255, 255)
 _STRIP = 0.2  # height of a strip of channel gates, relative to the panel width
 _ACROSS = 4

@@ -18,6 +18,8 @@ from visattn.errors import ShapeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["spotlight"]
+
 WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 _MARK = (0, 230, 255)  # cyan, which differs from the warm colors of inferno
 _FAINT = 0.4  # opacity of coarse glimpse boxes

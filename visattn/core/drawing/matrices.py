@@ -14,6 +14,8 @@ from visattn.core.drawing.pages import Bar, Cell, sheet
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["matrix_page"]
+
 
 def matrix_page(
     weights: NDArray[np.float32], prefix: Sequence[str], *, title: str = "", notes: Sequence[str] = (), side: int = 900

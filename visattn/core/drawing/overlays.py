@@ -36,6 +36,8 @@ from visattn.errors import ShapeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["colorize", "on_scale", "overlay", "rgb_components"]
+
 _FLAT = 1e-35  # with a smaller span the float32 scale factor of OpenCV would overflow
 _NEARLY = 1e-3  # maps whose relative span is smaller are shifted to zero before scaling
 _ROWS = 384  # rows that are mixed at once, so that they stay in the cache of the CPU

@@ -11,6 +11,8 @@ from PIL import Image, ImageDraw
 from visattn.core.drawing import colormaps
 from visattn.core.drawing.text import Font, clip_text, font_of, line_height, lines_of, text_width, wrap_text
 
+__all__ = ["Bar", "Cell", "sheet"]
+
 INK, PAPER, FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
 GAP, MARGIN = 8, 18
 

@@ -14,6 +14,8 @@ from visattn._support.tables import to_json
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 
+__all__ = ["Picture", "carrying", "to_png"]
+
 _KEY = "visattn"
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 

@@ -28,6 +28,8 @@ from visattn.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["contact_sheet"]
+
 _TALLEST = 10  # largest panel height relative to its width
 _ROUNDING = 1e-6  # relative rounding error of a softmax in float32
 

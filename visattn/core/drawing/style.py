@@ -18,6 +18,8 @@ from visattn._support.types import Blend, Colormap, Interpolation, Normalization
 from visattn.core.drawing import colormaps
 from visattn.errors import OptionError
 
+__all__ = ["PAGE", "PageOptions", "Style", "StyleOptions"]
+
 
 class ColorOptions(TypedDict, total=False):
     """Options for maps that are already in pixels; see `Style`."""

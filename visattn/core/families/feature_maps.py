@@ -20,6 +20,8 @@ from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn._support.module_hooks import module_hooks
 
+__all__ = ["last_feature_map"]
+
 _NO_MAP = ""  # no module outputs one, or tokens follow
 _seen: OfStructure[str | None] = OfStructure()
 

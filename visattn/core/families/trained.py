@@ -21,6 +21,8 @@ from visattn.core.families.spec import STATED, InputSpec
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 
+__all__ = ["InputFacts", "evaluation_transform", "remember"]
+
 
 class InputFacts(Protocol):
     """Preprocessing of a network; see `Blueprint`."""

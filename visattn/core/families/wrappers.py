@@ -23,6 +23,8 @@ from visattn.core.families.facts import family_of
 from visattn.core.families.spec import InputSpec
 from visattn.errors import UnsupportedModel
 
+__all__ = ["unwrapped"]
+
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, ModelEmaV2, ModelEmaV3)
 _SHARDED = "FullyShardedDataParallel"
 _KNOWN: tuple[ModuleType, ...] = (trained, timm, torchvision, huggingface)  # families that state facts about their models

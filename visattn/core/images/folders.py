@@ -10,6 +10,8 @@ from PIL import Image
 
 from visattn.core.images.loading import FORMATS
 
+__all__ = ["endings_of_photos", "photos_in"]
+
 
 def endings_of_photos() -> set[str]:
     """Return the endings of files in the formats that are read, in lower case, with their dot."""

@@ -31,6 +31,8 @@ from visattn.errors import ImageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["bounded", "read_bytes", "too_large"]
+
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
 LARGEST = 178_956_970  # Pillow itself refuses larger images
 BACKGROUND = (255, 255, 255)  # color behind transparent pixels

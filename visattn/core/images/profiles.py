@@ -12,6 +12,8 @@ from PIL import Image, ImageCms
 from visattn._support.checks import printable
 from visattn.core.images.gray import narrow
 
+__all__ = ["to_srgb"]
+
 _MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}  # color space of a profile -> Pillow mode
 _KINDS = {"1": "GRAY", "L": "GRAY", "I;16": "GRAY", "CMYK": "CMYK"}  # Pillow mode -> color space; RGB for all other modes
 _STEPS = 9  # values per channel at which a profile is compared with sRGB

@@ -23,6 +23,8 @@ from visattn.core.offers import offered, offers
 from visattn.core.shipped import PHOTOS, photo_path
 from visattn.errors import ImageError
 
+__all__ = ["as_file", "as_image", "load_image", "named"]
+
 _URL = re.compile(r"(https?):/+(?=[^/])", re.IGNORECASE)  # `Path` folds two slashes into one
 _SECONDS = 10  # timeout for the first answer, and for each part after it
 

@@ -16,6 +16,8 @@ from visattn.core.loading import own_files, timm_models, torchvision_models
 from visattn.core.offers import offered
 from visattn.errors import OptionError, UnsupportedModel
 
+__all__ = ["Blueprint", "shared", "shared_model"]
+
 _ELSEWHERE = {  # options with which timm and torchvision would read files or access the network
     "pretrained",
     "pretrained_cfg",

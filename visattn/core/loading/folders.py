@@ -30,6 +30,8 @@ from visattn.core.loading.weights import FACTS, WEIGHTS, check_finite, digest, r
 from visattn.core.provenance import Provenance
 from visattn.errors import WeightsError
 
+__all__ = ["AGAIN", "LARGEST", "read_blueprint", "read_facts", "read_weights", "write_folder"]
+
 FORMAT = 1
 AGAIN = "copy the folder again"  # what to do about a damaged one
 LARGEST = 2048  # side of an input in pixels

@@ -11,6 +11,8 @@ from torch.nn.modules.module import register_module_module_registration_hook, re
 
 from visattn.errors import UnsupportedModel
 
+__all__ = ["no_larger_than"]
+
 _TIMES, _MORE = 10, 100_000_000  # slack: a captioner saves its encoder without the classifier, nine tenths of VGG's parameters
 _MODULES, _MORE_MODULES = 20, 2_000  # for each tensor, and more: many modules have none
 MOST, MOST_MODULES = (

@@ -25,6 +25,8 @@ from visattn.core.loading.weights import FACTS
 from visattn.core.shipped import NETWORKS, network_path
 from visattn.errors import ModelError, OptionError, ResourceError, UnsupportedModel
 
+__all__ = ["try_device"]
+
 
 @spelled()
 @typed(but=("weights",))

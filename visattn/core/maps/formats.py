@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Tags = dict[str, Any]
     Grid = NDArray[np.float32]
 
+__all__ = ["map_format"]
+
 ENDINGS = get_args(MapFormat)
 _ONE_GRID = ("csv", "tif", "png")
 _STEPS = 2**16 - 1

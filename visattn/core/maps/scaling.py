@@ -18,6 +18,8 @@ from visattn.errors import MapError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["names_of", "range_words", "resolved", "shows_nothing"]
+
 _PERCENTILE = (1.0, 99.0)
 _SPARSE = 0.75  # a map is sparse if its inner 98 % span less than this share of its range
 _EVEN = 0.05  # values of one sign whose range is at most this share of the largest magnitude are nearly even

@@ -13,6 +13,8 @@ from visattn._support.json_files import SIDE, Free, Number, Whole, decoded
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["MOST_VALUES", "BoxFacts", "Facts", "GeometryFacts", "LayoutFacts", "ProvenanceFacts", "check_places"]
+
 MOST_VALUES = 2**25  # of a map: 128 MiB as float32
 _MOST_TEXT = 2**24  # bytes of the JSON facts
 _LEAST = 1e-3  # pixels: shortest side of a box

@@ -6,15 +6,12 @@ more argument. `replay(edit)` runs the model on the edited pixels and returns a 
 attention; two of them need the features of a layer.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from visattn.core.methods import compat as compat
-from visattn.core.methods.method import Method as Method
-from visattn.core.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
-from visattn.core.methods.scored import ScoredImages as ScoredImages
-from visattn.core.methods.table import METHODS as METHODS, name_of as name_of
+from visattn._support.faces import face
 
 if TYPE_CHECKING:
+    from visattn.core.methods import compat as compat
     from visattn.core.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
     from visattn.core.methods.by_perturbation.captum import (
         integrated_gradients as integrated_gradients,
@@ -47,17 +44,37 @@ if TYPE_CHECKING:
     from visattn.core.methods.from_gradients.saliency import input_x_gradient as input_x_gradient, saliency as saliency
     from visattn.core.methods.gate_maps import gates as gates
     from visattn.core.methods.glimpse_paths import glimpses as glimpses
-
-_FUNCTIONS = {method.function.__name__: method.function for method in METHODS.values()}
-
-__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "ScoredImages", "compat", "name_of"])
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - the function of a method
-    if name in _FUNCTIONS:
-        return _FUNCTIONS[name]
-    raise AttributeError(f"module 'visattn.core.methods' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    from visattn.core.methods.method import Method as Method
+    from visattn.core.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
+    from visattn.core.methods.scored import ScoredImages as ScoredImages
+    from visattn.core.methods.table import METHODS as METHODS, name_of as name_of
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            ".": ["compat"],
+            ".by_perturbation.cams": ["ablationcam", "scorecam"],
+            ".by_perturbation.captum": ["integrated_gradients", "kernel_shap", "lime", "occlusion", "smoothgrad"],
+            ".from_attention.attention": ["attention"],
+            ".from_attention.flow": ["attention_flow"],
+            ".from_attention.gradients": ["attention_gradient", "gradient_rollout"],
+            ".from_attention.legrad": ["legrad"],
+            ".from_attention.norm": ["norm_attention"],
+            ".from_attention.relevance": ["relevance"],
+            ".from_attention.rollout": ["rollout"],
+            ".from_attention.transition": ["transition_attention"],
+            ".from_features.cam": ["cam"],
+            ".from_features.eigencam": ["eigencam"],
+            ".from_features.pca": ["pca"],
+            ".from_features.similarity": ["similarity"],
+            ".from_gradients.gradcam": ["gradcam", "gradcam_plus_plus", "xgradcam"],
+            ".from_gradients.hirescam": ["hirescam", "layercam"],
+            ".from_gradients.saliency": ["input_x_gradient", "saliency"],
+            ".gate_maps": ["gates"],
+            ".glimpse_paths": ["glimpses"],
+            ".method": ["Method"],
+            ".queries": ["QUERY_SPELLINGS"],
+            ".scored": ["ScoredImages"],
+            ".table": ["METHODS", "name_of"],
+        },
+    )

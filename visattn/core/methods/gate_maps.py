@@ -14,6 +14,8 @@ from visattn.core.methods.selection import one_forward
 from visattn.core.records import FeatureRecord, Recording
 from visattn.errors import OptionError
 
+__all__ = ["CLOSED", "GATES", "NO_GATES", "OPEN", "PLACES", "layer_of"]
+
 PLACES: tuple[Role, ...] = "spatial_gate", "gate"
 GATES: tuple[Role, ...] = *PLACES, "channel_gate", "branch_gate"
 NO_GATES = (

@@ -11,6 +11,8 @@ from visattn._support.reprs import brief
 from visattn.core.maps import AttentionMap
 from visattn.core.records import Recording
 
+__all__ = ["Method"]
+
 Refusal = Callable[[Recording], str | None]
 Need = Literal[
     "attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "glimpses", "replay", "score"

@@ -8,6 +8,8 @@ from itertools import pairwise
 from visattn.core.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, split_call
 from visattn.errors import OptionError
 
+__all__ = ["chain", "chain_refusal", "graded", "one_forward", "tokens_of"]
+
 NOTHING = (
     "no layer multiplied a softmax by values. Use method 'gradcam', or 'eigencam' if there is no class; without feature maps, "
     "'captum.saliency'."

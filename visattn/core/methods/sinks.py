@@ -12,6 +12,8 @@ from visattn.core.methods.selection import chain
 from visattn.core.provenance import Sink
 from visattn.core.records import AttentionRecord, Recording
 
+__all__ = ["attention_received", "find_sinks", "sink_mass", "sinks_of_scores"]
+
 THRESHOLD = 20.0  # times the uniform share; DINOv2's sinks score 23 to 225, its patches on objects below 19
 _SAMPLE = 32  # queries of each layer from which candidates are found
 _LIKELY = 4.0  # a candidate scores at least a fourth of the threshold on the sample

@@ -10,6 +10,8 @@ from visattn._support.checks import one_of
 from visattn._support.spellings import value_of
 from visattn.core.methods.method import Method
 
+__all__ = ["MethodName"]
+
 MODULES = (
     "from_attention.attention",
     "from_features.similarity",

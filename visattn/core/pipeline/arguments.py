@@ -18,6 +18,8 @@ from visattn._support.types import Fusion
 from visattn.core.records import split_call
 from visattn.errors import ImageError, OptionError
 
+__all__ = ["target_of"]
+
 _IMAGES = ("image", "img", "photo", "path", "file", "pixel_values", "pixels")  # keys under which libraries keep an image
 
 

@@ -36,6 +36,8 @@ from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.core.records import Recording
 from visattn.errors import OptionError, ResourceError, VisattnError
 
+__all__ = ["BATCH", "Asked", "asked_of", "explain_batch", "explain_each", "explained", "looked"]
+
 _T = TypeVar("_T")
 BATCH = 16
 _ALONE = {"score", "replay"}  # needs of methods that run the model again for each image

@@ -13,6 +13,8 @@ from visattn.core.capturing import Edit, masked, record, scaled
 from visattn.core.families import describe
 from visattn.core.records import Recording
 
+__all__ = ["capture", "intervene"]
+
 
 @typed(but=("model",))  # a model of another type has its own error message
 def capture(

@@ -44,6 +44,8 @@ from visattn.core.pipeline.tensors import prepare_inputs, prepare_tensor
 from visattn.core.records import Recording
 from visattn.errors import OptionError, ShapeError
 
+__all__ = ["answer", "explain", "explain_prepared", "of_model", "pixel_to_input", "with_target"]
+
 _MUCH = 0.4  # share of the photo; the usual crop of a photo of 16:9 shows more
 
 

@@ -34,6 +34,8 @@ from visattn.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+__all__ = ["Explanation"]
+
 
 class DrawOptions(StyleOptions, total=False):
     """Options of `Explanation.draw`."""

@@ -40,6 +40,8 @@ from visattn.core.pipeline.transforms import transformed
 from visattn.core.provenance import Provenance
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
 
+__all__ = ["Prepared", "prepare", "prepare_batch", "prepare_with", "read"]
+
 _LUMINANCE = "the model has one input channel: it received the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
 
 

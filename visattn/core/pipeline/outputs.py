@@ -17,6 +17,8 @@ from visattn._support.checks import printable
 from visattn._support.types import Space, Task
 from visattn.errors import OptionError
 
+__all__ = ["PredictedClass", "name_of", "noun_of", "outputs_of", "predicted_classes"]
+
 Kind = Literal[
     "logits",
     "probabilities",

@@ -15,6 +15,8 @@ from visattn._support.typed import check_types
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile, Resize
 from visattn.errors import OptionError
 
+__all__ = ["Preprocessing", "PreprocessingOptions"]
+
 
 class ReadingOptions(TypedDict):
     """Options of `visattn.load_image`."""

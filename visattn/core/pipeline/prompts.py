@@ -18,6 +18,8 @@ from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError
 
+__all__ = ["tokenized"]
+
 _OTHER = "Choose another model."
 _CLIP = "clip:"
 _VOCABULARY = 49408  # of the tokenizer that most models of open_clip use

@@ -19,6 +19,8 @@ from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
 from visattn.errors import OptionError
 
+__all__ = ["Question", "ask", "parameter_names"]
+
 _AUTO = ("relevance", "gradcam", "attention")
 
 

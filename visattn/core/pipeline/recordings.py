@@ -23,6 +23,8 @@ from visattn.core.pipeline.targets import NoClasses
 from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured, OptionError
 
+__all__ = ["last_map", "layer_of_cam", "recorded"]
+
 _SHOWN = 5  # feature maps in a message
 
 

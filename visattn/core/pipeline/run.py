@@ -33,6 +33,8 @@ from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 
+__all__ = ["Pass", "answer_of", "look", "one_pass", "with_readout"]
+
 
 class Pass(NamedTuple):
     """Result of one forward pass and, if a target was given, the backward pass.

@@ -27,6 +27,8 @@ from visattn.core.pipeline.question import Question, parameter_names
 from visattn.core.pipeline.targets import TargetOptions
 from visattn.errors import OptionError
 
+__all__ = ["by_stages", "explain_stages", "stage_page"]
+
 
 def _arguments() -> list[str]:
     return [*parameter_names(), "target", "pixels", "inputs", "weights", "seed", "device"]

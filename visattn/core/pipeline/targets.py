@@ -21,6 +21,8 @@ from visattn.core.families.timm import imagenet_classes
 from visattn.core.pipeline.outputs import Meaning, tensor_of
 from visattn.errors import OptionError, ShapeError
 
+__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "read_labels"]
+
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
 

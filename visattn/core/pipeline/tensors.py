@@ -21,6 +21,8 @@ from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.transforms import ALIKE, likeness
 from visattn.errors import OptionError, ShapeError
 
+__all__ = ["prepare_inputs", "prepare_tensor"]
+
 _PIXELS = "pixel_values", "pixels", "images", "image", "x"  # names of an image among the inputs of models
 _SAME = 1e-3  # largest difference between pixels that one processor made twice, with and without its fast path
 _ROUNDING = 0.02  # rounding error of normalized images in half precision

@@ -13,6 +13,8 @@ from visattn._support.reprs import brief
 from visattn.core.geometry import Box
 from visattn.errors import OptionError
 
+__all__ = ["WORDS"]
+
 WORDS = "words"  # name of a token set: the tokens of a text
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from visattn._support.checks import one_of
 
+__all__ = ["NETWORKS", "PHOTOS", "network_path", "photo_path"]
+
 PHOTOS = {"astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocket.jpg", "chelsea": "chelsea.png"}
 
 NETWORKS = ("scenes_cnn", "scenes_cnn_shortcut", "scenes_vit", "scenes_vit_shortcut")  # classifiers of `visattn.data.scenes`

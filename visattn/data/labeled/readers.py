@@ -20,7 +20,8 @@ from visattn.data.labeled.own import OwnDataset
 from visattn.data.labeled.published import cifar, fashion_mnist
 from visattn.data.labeled.subsets import drawn_from
 from visattn.data.pictures import ImageDataset
-from visattn.data.scenes.store import DRAWN, drawn, seed_of
+from visattn.data.scenes.datasets import DRAWN
+from visattn.data.scenes.store import drawn, seed_of
 from visattn.errors import DataError, OptionError
 
 __all__ = ["KNOWN", "ArrayDataset", "FolderDataset", "LabeledDataset", "load_labeled"]

@@ -1,11 +1,18 @@
 """Generated scenes with known ground truth: the object that decides the label, its location, and everything that must not matter."""
 
+from visattn.data.scenes.causes import class_meaning
+from visattn.data.scenes.datasets import CAUSE_OF, DRAWN
 from visattn.data.scenes.drawing import COLORS, MARK_SIDE, TEXTURES, SceneObject
 from visattn.data.scenes.generator import CLASSES, NEW, VERSION, Mark, Pairs, Scene, Scenes, write
+from visattn.data.scenes.shapes import DISTRACTORS, LABELS
 
 __all__ = [
+    "CAUSE_OF",
     "CLASSES",
     "COLORS",
+    "DISTRACTORS",
+    "DRAWN",
+    "LABELS",
     "MARK_SIDE",
     "NEW",
     "TEXTURES",
@@ -15,5 +22,6 @@ __all__ = [
     "Scene",
     "SceneObject",
     "Scenes",
+    "class_meaning",
     "write",
 ]

@@ -198,7 +198,7 @@ class CausedScenes:
                 return things
 
 
-def meaning(cause: Cause) -> str:
+def class_meaning(cause: Cause) -> str:
     """Return what the classes of scenes with this cause are, as a sentence."""
     values: dict[Cause, Sequence[str]] = {
         "ground": [f"{180 * value // VALUES} degrees" for value in range(VALUES)],

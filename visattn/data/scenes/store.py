@@ -20,14 +20,11 @@ from tqdm import tqdm
 from visattn._support.checks import printable, unreadable
 from visattn._support.files import building_folder, cache_folder
 from visattn.data.labeled.arrays import ArrayDataset
-from visattn.data.scenes import VERSION, Mark, Scenes
-from visattn.data.scenes.causes import CAUSES, Cause, CausedScenes
+from visattn.data.scenes import VERSION, Scenes
+from visattn.data.scenes.causes import CausedScenes
+from visattn.data.scenes.datasets import CAUSE_OF, GROUND_ALONE, MARKS
 from visattn.errors import DataError, OutputError, ResourceError
 
-GROUND = "scenes-ground"  # background only: nothing in the image reveals the label
-MARKS: dict[str, Mark] = {"scenes": "none", "scenes-shortcut": "label", "scenes-conflict": "random", GROUND: "none"}
-BY: dict[str, Cause] = {f"scenes-by-{cause}": cause for cause in CAUSES}  # one known thing decides the label
-DRAWN = (*MARKS, *BY)
 COUNTS = {"train": 20_000, "test": 2_000}
 _STORED = 3  # counts changes of what is stored: captions of version 1 had British spelling, those of version 2 said "a orange"
 _ALONE = 2_000  # up to this count (about 3 ms per scene) one process is faster than starting several
@@ -40,7 +37,8 @@ def drawn(data: str, split: str, count: int | None = None, size: tuple[int, int]
     """Load labeled scenes from the cache; draw them first if they are not cached.
 
     Train and test never share a scene: they use the seeds `2 * seed + 1` and `2 * seed + 2`. A larger `count` begins with the images of a
-    smaller one. The datasets in `MARKS` differ only in the mark; `scenes-ground` also lacks the objects. Those in `BY` have other scenes.
+    smaller one. The datasets in `MARKS` differ only in the mark; `scenes-ground` also lacks the objects. The scenes of those in
+    `CAUSE_OF` are others.
 
     Args:
         data: A name in `DRAWN`.
@@ -60,9 +58,11 @@ def drawn(data: str, split: str, count: int | None = None, size: tuple[int, int]
     """
     number, sides, own = COUNTS[split] if count is None else count, (size[0], size[1]), seed_of(split, seed)
     scenes = (
-        CausedScenes(BY[data], number, sides, seed=own) if data in BY else Scenes(number, sides, seed=own, watermark=MARKS[data])
+        CausedScenes(CAUSE_OF[data], number, sides, seed=own)
+        if data in CAUSE_OF
+        else Scenes(number, sides, seed=own, watermark=MARKS[data])
     )
-    pixels, labels = kept(scenes, data, "labels", ground=data == GROUND)
+    pixels, labels = kept(scenes, data, "labels", ground=data == GROUND_ALONE)
     source = json.dumps([VERSION, data, scenes.size, scenes.seed])
     return ArrayDataset(pixels, labels, scenes.classes, f"{data} {split}", source=source)
 

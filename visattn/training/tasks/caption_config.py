@@ -8,7 +8,7 @@ from typing import ClassVar, get_args
 from visattn._support.checks import between
 from visattn.errors import OptionError
 from visattn.models.show_attend_tell import ATTENTIONS, FIRSTS, Cost, Estimator, Objective
-from visattn.nn.decoder.soft_hard import Reduction
+from visattn.nn import Reduction
 from visattn.training.config import AUGMENTATIONS, Recipe, setting
 
 _USUAL = Objective()

@@ -18,13 +18,11 @@ from visattn._support.files import check_output, write_whole
 from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.types import Split
-from visattn.captioning import Captioner, Vocabulary, caption_scores, split
-from visattn.captioning.folders import CaptionerBlueprint, save
+from visattn.captioning import Captioner, CaptionerBlueprint, Vocabulary, caption_scores, save_captioner, split
 from visattn.core.drawing.pictures import to_png
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.provenance import Provenance
-from visattn.data.captions.pictures import SCENES
-from visattn.data.captions.readers import CaptionDataset, load_captions
+from visattn.data.captions import SCENES, CaptionDataset, load_captions
 from visattn.errors import DataError, ImageError, OptionError, WeightsError
 from visattn.models.show_attend_tell import UNKNOWN, Attention, First, ShowAttendTell, loss
 from visattn.training.report.card import Achieved, Origin, code, page, percent
@@ -202,7 +200,7 @@ class Captioning(Task):
 
     def keep(self, model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:
         """Save the captioner for `visattn caption`."""
-        save(cast(ShowAttendTell, model), self.blueprint, folder, facts)
+        save_captioner(cast(ShowAttendTell, model), self.blueprint, folder, facts)
 
     @property
     def title(self) -> str:

@@ -24,9 +24,7 @@ from visattn.core.loading import folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.pipeline.tensors import prepare_tensor
 from visattn.data import LabeledDataset, load_labeled
-from visattn.data.labeled.own import OwnDataset
-from visattn.data.labeled.readers import PUBLISHED
-from visattn.data.labeled.subsets import held_out
+from visattn.data.labeled import PUBLISHED, OwnDataset, held_out
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.models import ram
 from visattn.training.attention_logger import AttentionLogger

@@ -18,10 +18,9 @@ from visattn.core.families import input_spec
 from visattn.core.families.trained import InputFacts
 from visattn.core.loading import load_model
 from visattn.core.loading.blueprints import Blueprint
-from visattn.data.captions.pictures import SCENES
-from visattn.data.pictures import ImageDataset
-from visattn.data.scenes.causes import meaning
-from visattn.data.scenes.store import BY, DRAWN
+from visattn.data import ImageDataset
+from visattn.data.captions import SCENES
+from visattn.data.scenes import CAUSE_OF, DRAWN, class_meaning
 from visattn.errors import DataError, ImageError
 from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
@@ -140,7 +139,7 @@ class Task(ABC):
             test=len(self.tests),
             fingerprints={split: part.fingerprint() for split, part in (("train", self.pictures), ("test", self.tests))},
             license="drawn by visattn" if name in (*DRAWN, *SCENES) else _LICENSES.get(name, ""),
-            meaning=meaning(BY[name]) if name in BY else "",
+            meaning=class_meaning(CAUSE_OF[name]) if name in CAUSE_OF else "",
         )
 
     def order(self) -> Iterable[int]:

@@ -6,17 +6,16 @@ import glob
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.files import exists, is_folder
+from visattn._support.lazily import Lazily
+from visattn.batch.items import Item
+from visattn.core.images import load_file
 from visattn.errors import ImageError, OptionError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from visattn.batch import Item
 
 
 def apart(images: Sequence[Path], masks: Path | None) -> Path | None:
@@ -33,11 +32,6 @@ def masks_of(items: Sequence[Item], masks: Path) -> Sequence[NDArray[np.bool_]]:
     Raises:
         ImageError: If a photo has no mask or several, or when it is read, a mask cannot be read.
     """
-    import numpy as np
-
-    from visattn._support.lazily import Lazily
-    from visattn.core.images import load_file
-
     files = _beside(items, masks, "mask", ".*")
     return Lazily(len(files), lambda number: np.asarray(load_file(files[number]).convert("L")) > 0)
 

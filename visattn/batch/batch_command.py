@@ -16,10 +16,10 @@ from visattn._support.checks import between, printable
 from visattn._support.files import base_name, exists, is_folder, refusal, write_whole
 from visattn._support.tables import to_json
 from visattn._support.types import Engine, MapFormat
-from visattn.cli.asking import kind_of, question_of
-from visattn.cli.commands import complain
-from visattn.cli.late import LateCommand, method_options
-from visattn.cli.options import (
+from visattn.core.command_line.asking import kind_of, question_of
+from visattn.core.command_line.faults import complain
+from visattn.core.command_line.late import LateCommand, method_options
+from visattn.core.command_line.options import (
     batch_size_option,
     explaining_options,
     files_read,
@@ -31,7 +31,7 @@ from visattn.cli.options import (
     style_of,
     talk_options,
 )
-from visattn.cli.talk import note
+from visattn.core.command_line.talk import note
 from visattn.core.drawing.style import Style
 from visattn.errors import OptionError, OutputError, VisattnError, VisattnWarning
 
@@ -219,13 +219,13 @@ def _made_folder(output: Path) -> Iterator[None]:
 def _write_tables(output: Path, sources: list[str], asked: Asked, quiet: bool) -> None:
     """Write the tables of the statistics of all images in the folder, those of other parts of the run too."""
     from visattn.batch.statistics import collected, in_turn
-    from visattn.cli.stats import tables
+    from visattn.evaluation import survey_files
 
     with in_turn(output):
         survey = collected(output, sources, asked.seed, asked.how.resize)
         if not survey.photos:
             return
-        found = tables(survey, survey.provenance(printable(base_name(str(output)))), quiet)
+        found = survey_files(survey, survey.provenance(printable(base_name(str(output)))), quiet)
         for name, data in found.items():
             write_whole(output / name, data)
     note(quiet, f"{printable(str(output))}: statistics of {len(survey.photos)} images in {', '.join(found)}")

@@ -12,10 +12,18 @@ from visattn._support.checks import printable
 from visattn._support.files import check_output
 from visattn._support.types import Criterion, Layout
 from visattn._support.untrusted import check_own_folder
-from visattn.cli.late import Command
-from visattn.cli.numbers import numbers_of
-from visattn.cli.options import files_read, model_options, output_options, photo_options, preparing, reading, refuse_beside
-from visattn.cli.talk import describe, note, result
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.numbers import numbers_of
+from visattn.core.command_line.options import (
+    files_read,
+    model_options,
+    output_options,
+    photo_options,
+    preparing,
+    reading,
+    refuse_beside,
+)
+from visattn.core.command_line.talk import describe, note, result
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
@@ -99,8 +107,7 @@ def embed_command(
         refuse_beside("one model", ("compare_weights",))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
     heads = numbers_of(options["heads"])
-    from visattn.batch import items_of
-    from visattn.cli.beside import apart, masks_of, texts_of
+    from visattn.batch import apart, items_of, masks_of, texts_of
     from visattn.embedding import save_html, save_npz
     from visattn.embedding.keeping import forget
     from visattn.embedding.saving import laid_out

@@ -9,9 +9,9 @@ import click
 
 from visattn._support.files import check_output
 from visattn._support.types import View
-from visattn.cli.asking import kind_of, model_of, question_of
-from visattn.cli.late import LateCommand, method_options
-from visattn.cli.options import (
+from visattn.core.command_line.asking import kind_of, model_of, question_of
+from visattn.core.command_line.late import LateCommand, method_options
+from visattn.core.command_line.options import (
     batch_size_option,
     files_read,
     method_option,
@@ -24,7 +24,7 @@ from visattn.cli.options import (
     style_options,
     target_options,
 )
-from visattn.cli.talk import describe, note, result
+from visattn.core.command_line.talk import describe, note, result
 from visattn.core.drawing.style import Style
 from visattn.core.images.sources import as_file
 

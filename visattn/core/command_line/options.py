@@ -15,6 +15,25 @@ from visattn.core.drawing.style import Style, StyleOptions
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
 
+__all__ = [
+    "DEFAULT_MODEL",
+    "Size",
+    "batch_size_option",
+    "explaining_options",
+    "files_read",
+    "method_option",
+    "model_options",
+    "output_options",
+    "photo_options",
+    "preparing",
+    "reading",
+    "refuse_beside",
+    "style_of",
+    "style_options",
+    "talk_options",
+    "target_options",
+]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _READING = ("max_pixels", "max_bytes", "color_profile")

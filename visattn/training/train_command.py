@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from visattn._support.checks import printable
-from visattn.cli.commands import complain
-from visattn.cli.late import LateCommand
-from visattn.cli.options import talk_options
+from visattn.core.command_line.faults import complain
+from visattn.core.command_line.late import LateCommand
+from visattn.core.command_line.options import talk_options
 
 
 @click.group("train")

@@ -20,6 +20,8 @@ from visattn._support.notes import note
 from visattn._support.spellings import instead_of, option_of
 from visattn.errors import OptionError
 
+__all__ = ["Command", "LateCommand", "method_options"]
+
 Late = Callable[[], Sequence[click.Option]]
 _PLAIN: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 _IMAGES = ("image", "images", "img", "input", "photo", "image-path")

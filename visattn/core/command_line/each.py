@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visattn._support.checks import printable
-from visattn.cli.commands import FULL, complain, fault, no_room
-from visattn.cli.options import reading
+from visattn.core.command_line.faults import FULL, complain, fault, no_room
+from visattn.core.command_line.options import reading
 from visattn.errors import ResourceError, VisattnError
 
 if TYPE_CHECKING:
     from PIL import Image
+
+__all__ = ["Each"]
 
 
 @dataclass

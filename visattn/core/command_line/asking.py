@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn.cli.late import LateCommand
-from visattn.cli.options import DEFAULT_MODEL
+from visattn.core.command_line.late import LateCommand
+from visattn.core.command_line.options import DEFAULT_MODEL
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
     from visattn.core.pipeline.question import Question
+
+__all__ = ["kind_of", "model_of", "parameters", "question_of", "short_name"]
 
 _LONGEST = 40  # characters of a choice in a file name
 _DIGEST = 6  # characters that tell two long names apart

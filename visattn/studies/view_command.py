@@ -9,10 +9,10 @@ import click
 
 from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
-from visattn.cli.asking import model_of, short_name
-from visattn.cli.late import Command
-from visattn.cli.numbers import numbers_of
-from visattn.cli.options import (
+from visattn.core.command_line.asking import model_of, short_name
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.numbers import numbers_of
+from visattn.core.command_line.options import (
     files_read,
     model_options,
     output_options,
@@ -22,8 +22,8 @@ from visattn.cli.options import (
     refuse_beside,
     target_options,
 )
-from visattn.cli.studies import is_study, views_of
-from visattn.cli.talk import describe, note, result
+from visattn.core.command_line.study_files import check_settled, is_study
+from visattn.core.command_line.talk import describe, note, result
 from visattn.core.images.sources import as_file
 from visattn.errors import OptionError
 
@@ -81,7 +81,7 @@ def view_command(
     if target.suffix.lower() == ".attn":
         study.save(target, overwrite=True)
     else:
-        from visattn.viewer import html_of
+        from visattn.studies import html_of
 
         write_whole(target, html_of(study, **page).encode())
     for view in study:
@@ -102,12 +102,13 @@ def _named(target: Path) -> Path:
 
 def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:
     """Load the studies among the images, or make one."""
-    from visattn.studies import Study
+    from visattn.studies import Study, load_study
 
     if any(map(is_study, images)):
         if not all(map(is_study, images)) or options["methods"] or options["compare"]:
             raise OptionError("studies are shown as they are. Pass .attn files alone, without --methods and --compare.")
-        return Study(tuple(view for image in images for view in views_of(image)))
+        check_settled()
+        return Study(tuple(view for image in images for view in load_study(image)))
     from visattn import studies
     from visattn.core.images.sources import load_image
     from visattn.core.pipeline.targets import read_labels

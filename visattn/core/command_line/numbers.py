@@ -7,6 +7,8 @@ import re
 from visattn._support.checks import printable
 from visattn.errors import OptionError
 
+__all__ = ["numbers_of"]
+
 
 def numbers_of(text: str | None) -> list[int] | None:
     """Return the numbers that a list such as `0,3-5` names, the value of --heads.

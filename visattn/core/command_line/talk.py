@@ -10,6 +10,8 @@ from visattn._support.checks import printable
 from visattn._support.tables import to_json
 from visattn.core.provenance import Provenance
 
+__all__ = ["describe", "note", "result"]
+
 
 def note(quiet: bool, *lines: str) -> None:
     """Print lines on stderr, unless `quiet`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from visattn._support.types import Criterion, Layout
-from visattn.viewer.page import MAX_MB, written
-from visattn.viewer.space_payload import Part, SpacePayload
+from visattn.embedding.space_payload import Part, SpacePayload
+from visattn.viewer import MAX_MB, written
 
 _METHODS: dict[Layout, str] = {
     "pca": "Joint principal components, fitted to the patches that are no sinks",

@@ -13,11 +13,11 @@ import click
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, is_folder, result_names, write_whole
 from visattn._support.types import Interpolation, Sampling
-from visattn.cli.asking import short_name
-from visattn.cli.each import Each
-from visattn.cli.late import Command
-from visattn.cli.options import photo_options, talk_options
-from visattn.cli.talk import note
+from visattn.core.command_line.asking import short_name
+from visattn.core.command_line.each import Each
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.options import photo_options, talk_options
+from visattn.core.command_line.talk import note
 from visattn.core.images.sources import as_file
 from visattn.errors import OptionError, VisattnError, WeightsError
 

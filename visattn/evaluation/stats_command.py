@@ -10,17 +10,16 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import base_name, check_folder, exists, is_folder, write_folder_whole
-from visattn._support.tables import STATISTICS, to_csv, to_json
-from visattn.cli.commands import complain
-from visattn.cli.each import Each
-from visattn.cli.late import Command
-from visattn.cli.options import model_options, photo_options, preparing, talk_options
-from visattn.cli.talk import describe, note
-from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
+from visattn._support.tables import STATISTICS, to_json
+from visattn.core.command_line.each import Each
+from visattn.core.command_line.faults import complain
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.options import model_options, photo_options, preparing, talk_options
+from visattn.core.command_line.talk import describe
+from visattn.errors import ImageError, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
 
 if TYPE_CHECKING:
-    from visattn.core.provenance import Provenance
-    from visattn.evaluation.survey import Survey
+    pass
 
 
 @click.command("stats", cls=Command)
@@ -49,6 +48,8 @@ def stats_command(
     visattn stats photos
     visattn stats photos --limit 200 -o stats_dinov2
     """  # noqa: D301 - \b keeps click from wrapping the examples
+    from visattn.evaluation.survey_output import survey_files
+
     check_folder(output, STATISTICS, overwrite=overwrite)
     paths, failed = _photos(folder, output)
     if limit is not None and limit < len(paths):
@@ -58,21 +59,12 @@ def stats_command(
     if survey is None:
         return each.exit_code(0)
     provenance = survey.provenance(printable(base_name(str(folder))))
-    content = tables(survey, provenance, quiet)
+    content = survey_files(survey, provenance, quiet)
     written = [printable(str(path)) for path in write_folder_whole(output, content, STATISTICS)]
     describe(quiet, provenance)
     whole = json.loads(content["stats.json"])
     click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
     return each.exit_code(len(survey.photos)) or (VisattnError.exit_code if failed else 0)
-
-
-def tables(survey: Survey, provenance: Provenance, quiet: bool) -> dict[str, bytes]:
-    """Return the files of a survey by name: tables, and plots if matplotlib is installed."""
-    rows = {"heads": survey.heads(), "layers": survey.layers(), "gates": survey.gates(), "photos": survey.photos}
-    files = {f"{name}.csv": to_csv(table) for name, table in rows.items() if table}
-    files["stats.json"] = to_json({"provenance": provenance.to_dict(), **rows})
-    plots = _plots(rows["heads"], rows["layers"], len(rows["photos"]), provenance, quiet) if rows["heads"] else {}
-    return {name: text.encode() for name, text in files.items()} | plots
 
 
 def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
@@ -121,22 +113,3 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
         with each.photo(paths[i]):
             survey.add(photo, printable(str(paths[i].relative_to(folder))))
     return survey if survey and survey.photos else None
-
-
-def _plots(heads: Any, layers: Any, photos: int, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
-    """Draw the plots, by file name; none without matplotlib."""
-    from visattn._support.extras import need
-
-    try:
-        need("matplotlib", "figures", "a plot")
-    except MissingExtra as missing:
-        note(quiet, f"only tables are written: {missing}")
-        return {}
-    from visattn.core.drawing.plots import head_statistics
-
-    drawn = {
-        "distance.png": head_statistics.distance(heads, layers, photos, provenance),
-        "entropy.png": head_statistics.entropy(heads, layers, photos, provenance),
-        "mass.png": head_statistics.mass(layers, photos, provenance),
-    }
-    return {name: png for name, png in drawn.items() if png is not None}

@@ -8,14 +8,14 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from visattn._support.checks import printable, shown
-from visattn._support.language import option, worded
+from visattn._support.language import worded
 from visattn._support.names import model_title
 from visattn.core.drawing.colormaps import NAMES, table
 from visattn.core.maps import AttentionMap
@@ -24,19 +24,16 @@ from visattn.core.methods.sinks import find_sinks
 from visattn.core.pipeline.outputs import noun_of
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import OptionError
-from visattn.evaluation.heads import statistics
-from visattn.viewer.encoding import encoded
-from visattn.viewer.packing import Packed
-
-if TYPE_CHECKING:
-    from visattn.studies import Study, View
+from visattn.evaluation import statistics
+from visattn.studies.views import View
+from visattn.viewer import Packed, check_size, encoded
 
 VERSION = 1
 _LARGEST = 1600  # pixels of the longer side of a photo in the page
 _QUALITY = 92  # of its JPEG
 
 
-class Payload:
+class StudyPayload:
     """JSON and bytes of a page.
 
     Attributes:
@@ -44,11 +41,11 @@ class Payload:
         data: The arrays, one after another, compressed and in base64; `facts["chunks"]` has kind and length of each.
     """
 
-    def __init__(self, study: Study, *, layers: str, heads: Sequence[int] | None, max_mb: float) -> None:
+    def __init__(self, study: Sequence[View], *, layers: str, heads: Sequence[int] | None, max_mb: float) -> None:
         """Encode a study.
 
         Args:
-            study: The study.
+            study: Views of a study.
             layers: Glob of the names of the layers whose attention is encoded.
             heads: Numbers of the heads that are encoded; None: all.
             max_mb: Largest size of the page in MB.
@@ -200,21 +197,7 @@ def _statistics(
     return found
 
 
-def check_size(characters: int, most: float, where: str = "") -> None:
-    """Check the size of a page, or of its part up to `where`.
-
-    Raises:
-        OptionError: If it exceeds `most` MB.
-    """
-    if characters > most * 1e6:
-        found = f"more than {characters / 1e6:.1f} MB up to {where}" if where else f"{characters / 1e6:.1f} MB"
-        raise OptionError(
-            f"the page takes {found}, and {option('max_mb')} is {most:g}. Pass fewer {option('layers')} or {option('heads')}, a smaller "
-            f"{option('img_size')}, or a larger {option('max_mb')}."
-        )
-
-
-def _check_wanted(study: Study, layers: str, heads: Sequence[int] | None) -> None:
+def _check_wanted(study: Sequence[View], layers: str, heads: Sequence[int] | None) -> None:
     """Check that a layer has the name and the heads; a study without attention takes any."""
     if heads is not None and not all(type(head) is int for head in heads):
         raise OptionError(
@@ -235,7 +218,7 @@ def _chosen(record: AttentionRecord, heads: Sequence[int] | None) -> list[int]:
     return [head for head in range(record.operator.shape[1]) if heads is None or head in heads]
 
 
-def _titles(study: Study) -> list[str]:
+def _titles(study: Sequence[View]) -> list[str]:
     """Return a title for each view; views with equal titles are numbered."""
     count, used = Counter(view.title for view in study), Counter[str]()
     titles = []

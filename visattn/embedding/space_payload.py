@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visattn._support.tables import Row
 from visattn.core.drawing.colormaps import table
-from visattn.viewer.packing import Packed
-from visattn.viewer.payload import check_size
+from visattn.embedding.space import LayerStates, Projection, Space, Tokens
+from visattn.viewer import Packed, check_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from visattn._support.tables import Row
-    from visattn.embedding import LayerStates, Projection, Space, Tokens
 
 NOWHERE = 65535  # code of a point without a place
 _LAST = NOWHERE - 1
