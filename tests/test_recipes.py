@@ -146,7 +146,7 @@ def test_a_method_is_three_files_and_two_lines(copy: Copy) -> None:
     copy.write("visattn/core/methods/from_attention/surplus.py", METHOD)
     copy.write("tests/oracles/surplus.py", ORACLE)
     copy.write("tests/methods/test_surplus.py", TEST)
-    copy.insert("visattn/core/methods/table.py", "MODULES = (", '    "from_attention.surplus",')
+    copy.insert("visattn/core/methods/table.py", "MODULES = {", '    "surplus": "from_attention.surplus",')
     copy.insert("visattn/core/methods/table.py", "MethodName = Literal[", '    "surplus",')
     new, changed = copy.cost()
     assert len(new) == 3

@@ -17,7 +17,6 @@ from PIL import ExifTags, Image
 import visattn
 from visattn import data
 from visattn.core.drawing.style import StyleOptions
-from visattn.core.pipeline import explanation
 from visattn.core.pipeline.question import ask
 from visattn.core.pipeline.targets import Target
 from visattn.data import scenes
@@ -116,7 +115,7 @@ def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation
         written.append(lines)
         return picture
 
-    monkeypatch.setattr(explanation, "captioned", captioned)
+    monkeypatch.setattr("visattn.core.drawing.pages.captioned", captioned)
     for options in (StyleOptions(), StyleOptions(marks=False), StyleOptions(opacity=1.0)):
         found.at(head=1).overlay(caption=True, **options)
     assert ["rings: cyan, a sink" in lines for lines in written] == [True, False, False]

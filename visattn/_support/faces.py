@@ -27,3 +27,15 @@ def face(package: str, names: Mapping[str, Sequence[str]]) -> tuple[Callable[[st
         return getattr(import_module(modules[name], package), name)
 
     return get, lambda: sorted(modules), sorted(modules)
+
+
+class Later:
+    """Module that is imported when something of it is first asked for; type checkers see a plain import."""
+
+    def __init__(self, name: str) -> None:
+        """Store the name of the module."""
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Return what the module has under a name."""
+        return getattr(import_module(self._name), name)

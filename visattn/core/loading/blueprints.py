@@ -13,6 +13,7 @@ from visattn._support.files import base_name
 from visattn._support.own_code import is_function
 from visattn._support.reprs import brief
 from visattn.core.loading import own_files, timm_models, torchvision_models
+from visattn.core.loading.prefixes import TORCHVISION
 from visattn.core.offers import offered
 from visattn.errors import OptionError, UnsupportedModel
 
@@ -86,7 +87,7 @@ class Blueprint:
         try:
             if reference is not None:
                 return reference(attention=attention, num_classes=classes, in_channels=self.channels, **self.options)
-            if self.model.startswith(torchvision_models.PREFIX):
+            if self.model.startswith(TORCHVISION):
                 return torchvision_models.built(self.model, self.size[0], num_classes=classes, **self.options)
             return timm_models.built(self.model, self.size, num_classes=classes, in_chans=self.channels, **self.options)
         except (OptionError, UnsupportedModel):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from visattn._support.faces import Later
 from visattn._support.files import is_folder
 from visattn._support.notes import note
-from visattn.core.loading.transformers_models import holds_model
+from visattn.core.loading.prefixes import OPEN_CLIP, TORCHVISION, TRANSFORMERS
+
+if TYPE_CHECKING:
+    from visattn.core.loading import transformers_models
+else:
+    transformers_models = Later(f"{__package__}.transformers_models")
 
 _SIZES = {"s": "small", "b": "base", "l": "large", "g": "giant", "h": "huge", "t": "tiny"}
 _RULES = [  # pattern of the whole name, and timm's name; {size} is the size in words
@@ -39,9 +46,9 @@ def usual_name(name: str) -> str:
     for prefix in _PREFIXES:
         own = own.removeprefix(prefix)
     for prefix in ("torchvision.models.", "torchvision:", "torchvision/"):
-        own = f"tv:{own.removeprefix(prefix)}" if own.startswith(prefix) else own
+        own = f"{TORCHVISION}{own.removeprefix(prefix)}" if own.startswith(prefix) else own
     for prefix in ("open_clip:", "openclip:", "open_clip/"):
-        own = f"clip:{own.removeprefix(prefix)}" if own.startswith(prefix) else own
+        own = f"{OPEN_CLIP}{own.removeprefix(prefix)}" if own.startswith(prefix) else own
     bare = re.sub(r"^(hf-hub:|hf_hub:|huggingface:|https://huggingface\.co/)", "", own)
     for pattern, timm_name in _RULES:
         if found := re.fullmatch(pattern, bare):
@@ -51,7 +58,7 @@ def usual_name(name: str) -> str:
             break
     else:
         if bare != own or _is_of_transformers(bare):
-            own = f"hf:{bare}"
+            own = f"{TRANSFORMERS}{bare}"
     if own != name:
         note(f"model {name} is understood as {own}")
     return own
@@ -60,5 +67,5 @@ def usual_name(name: str) -> str:
 def _is_of_transformers(name: str) -> bool:
     """Check whether a name is a repository of the hub or a folder with a model of transformers."""
     if is_folder(Path(name)):
-        return holds_model(name)
+        return transformers_models.holds_model(name)
     return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name)) and not Path(name).exists() and not name.endswith(_FILES)

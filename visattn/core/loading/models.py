@@ -6,12 +6,13 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from visattn._support.checks import first_line, printable, shown
+from visattn._support.faces import Later
 from visattn._support.files import is_file
 from visattn._support.modes import in_own_modes
 from visattn._support.own_code import is_function
@@ -19,11 +20,19 @@ from visattn._support.spellings import spelled, value_of
 from visattn._support.typed import typed
 from visattn.core import families
 from visattn.core.families.spec import sides
-from visattn.core.loading import folders, open_clip_models, own_files, timm_models, torchvision_models, transformers_models
 from visattn.core.loading.hub_names import usual_name
+from visattn.core.loading.prefixes import OPEN_CLIP, TORCHVISION, TRANSFORMERS
 from visattn.core.loading.weights import FACTS
 from visattn.core.shipped import NETWORKS, network_path
 from visattn.errors import ModelError, OptionError, ResourceError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from visattn.core.loading import folders, open_clip_models, own_files, timm_models, torchvision_models, transformers_models
+else:
+    folders, open_clip_models, own_files, timm_models, torchvision_models, transformers_models = (
+        Later(f"{__package__}.{name}")
+        for name in ("folders", "open_clip_models", "own_files", "timm_models", "torchvision_models", "transformers_models")
+    )
 
 __all__ = ["try_device"]
 
@@ -91,7 +100,7 @@ def load_model(
     return model
 
 
-_LIBRARIES = {module.PREFIX: module for module in (torchvision_models, transformers_models, open_clip_models)}
+_LIBRARIES = {TORCHVISION: torchvision_models, TRANSFORMERS: transformers_models, OPEN_CLIP: open_clip_models}
 
 
 def brings_weights(name: str) -> bool:

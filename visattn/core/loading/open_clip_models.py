@@ -18,11 +18,11 @@ from visattn._support.checks import first_line, printable, suggest
 from visattn._support.extras import need
 from visattn.core.loading.downloads import hub_file, url_file
 from visattn.core.loading.initial_values import without_initial_values
+from visattn.core.loading.prefixes import OPEN_CLIP
 from visattn.core.loading.weights import check_finite, digest, read_tensors
 from visattn.core.provenance import Provenance
 from visattn.errors import UnsupportedModel, WeightsError
 
-PREFIX = "clip:"
 _PREPROCESSING = "mean", "std", "interpolation", "resize_mode"  # what a tag states of its input
 
 
@@ -85,15 +85,15 @@ def _known(name: str, *, tagged: bool) -> tuple[str, str]:
         UnsupportedModel: If there is no such architecture or tag, or a tag is needed and none is given.
     """
     library = import_module("open_clip")
-    architecture, _, tag = name.removeprefix(PREFIX).replace("/", ".").partition(".")
+    architecture, _, tag = name.removeprefix(OPEN_CLIP).replace("/", ".").partition(".")
     if architecture not in library.list_models():
-        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, library.list_models())) or "none"
+        near = ", ".join(f"{OPEN_CLIP}{one}" for one in suggest(architecture, library.list_models())) or "none"
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
     tags = library.list_pretrained_tags_by_model(architecture)
     if (tag or tagged) and tag not in tags:
         wrong = f"unknown weights '{printable(tag)}'" if tag else "no weights are named"
-        choices = ", ".join(f"{PREFIX}{architecture}.{one}" for one in tags) or "none; pass a checkpoint file as weights"
-        raise UnsupportedModel(f"{wrong} for {PREFIX}{architecture}; available: {choices}.")
+        choices = ", ".join(f"{OPEN_CLIP}{architecture}.{one}" for one in tags) or "none; pass a checkpoint file as weights"
+        raise UnsupportedModel(f"{wrong} for {OPEN_CLIP}{architecture}; available: {choices}.")
     return architecture, tag
 
 

@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
@@ -14,10 +14,10 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, suggest
+from visattn._support.faces import Later
 from visattn._support.language import worded
 from visattn._support.notes import note
 from visattn.core.families import timm as family
-from visattn.core.loading import offline
 from visattn.core.loading.downloads import Unreachable, weights_file
 from visattn.core.loading.initial_values import without_initial_values
 from visattn.core.loading.translation import Translate, channels_in, classes_in, fill, shapes_of
@@ -25,6 +25,11 @@ from visattn.core.loading.weights import digest, read_tensors
 from visattn.core.offers import offered
 from visattn.core.provenance import Provenance
 from visattn.errors import UnsupportedModel, WeightsError
+
+if TYPE_CHECKING:
+    from visattn.core.loading import offline
+else:
+    offline = Later(f"{__package__}.offline")
 
 # timm's modules with models whose attention covers the image (docs/coverage.md)
 _MODULES = """

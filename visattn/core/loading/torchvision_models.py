@@ -21,12 +21,12 @@ from visattn._support.language import worded
 from visattn.core.families import torchvision as family
 from visattn.core.loading.downloads import url_file
 from visattn.core.loading.initial_values import without_initial_values
+from visattn.core.loading.prefixes import TORCHVISION
 from visattn.core.loading.translation import classes_in, fill
 from visattn.core.loading.weights import digest, read_tensors
 from visattn.core.provenance import Provenance
 from visattn.errors import UnsupportedModel
 
-PREFIX = "tv:"
 _SIZED = {"vit": "image_size", "maxvit": "input_size"}  # name of the argument for a fixed input size
 
 
@@ -56,7 +56,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
         warning = "the weights are random; the map shows nothing about a trained model"
         provenance = Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
     else:
-        tag = f"{PREFIX}{architecture}.{entry.name}"
+        tag = f"{TORCHVISION}{architecture}.{entry.name}"
         file = url_file(tag, entry.url) if weights == "auto" else Path(weights)
         shown = printable(str(file))
         with without_initial_values():
@@ -89,17 +89,17 @@ def built(name: str, size: int, **options: Any) -> nn.Module:  # noqa: ANN401
 
 def _entry(name: str) -> tuple[str, Any]:
     """Return the architecture and the weights entry for a name."""
-    architecture, _, tag = name.removeprefix(PREFIX).partition(".")
+    architecture, _, tag = name.removeprefix(TORCHVISION).partition(".")
     known = models.list_models(module=models)
     if architecture not in known:
-        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or worded(
+        near = ", ".join(f"{TORCHVISION}{one}" for one in suggest(architecture, known)) or worded(
             "none; see visattn.loading.list_models('tv:*')", "none; run `visattn list 'tv:*'`"
         )
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
     entries: Any = models.get_model_weights(architecture)
     if tag and tag not in entries.__members__:
         tags = ", ".join(entry.name for entry in entries)
-        raise UnsupportedModel(f"unknown weights '{printable(tag)}' for {PREFIX}{architecture}; available: {tags}.")
+        raise UnsupportedModel(f"unknown weights '{printable(tag)}' for {TORCHVISION}{architecture}; available: {tags}.")
     return architecture, entries[tag or "DEFAULT"]
 
 
@@ -143,4 +143,4 @@ def _translated(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:  #
 def names(pattern: str = "*") -> list[str]:
     """Return the names of classifiers with published weights, by name pattern with or without `tv:`."""
     every = [f"{name}.{entry.name}" for name in models.list_models(module=models) for entry in models.get_model_weights(name)]
-    return [PREFIX + name for name in every if fnmatchcase(name, pattern) or fnmatchcase(PREFIX + name, pattern)]
+    return [TORCHVISION + name for name in every if fnmatchcase(name, pattern) or fnmatchcase(TORCHVISION + name, pattern)]

@@ -25,11 +25,11 @@ from visattn._support.files import is_file, is_folder
 from visattn.core.loading.configurations import harmless, read_json
 from visattn.core.loading.downloads import Missing, Unreachable, hub_file
 from visattn.core.loading.limits import buildable, no_larger_than
+from visattn.core.loading.prefixes import TRANSFORMERS
 from visattn.core.loading.weights import check_finite, digest, read_checkpoint, read_tensors
 from visattn.core.provenance import Provenance
 from visattn.errors import UnsupportedModel, WeightsError
 
-PREFIX = "hf:"
 CONFIG = "config.json"
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _GENERATION = "generation_config.json"
@@ -131,8 +131,8 @@ class _Source:
     @classmethod
     def of(cls, name: str) -> _Source:
         """Find the configuration for a name; all other files then come from the same commit."""
-        place, _, revision = name.removeprefix(PREFIX).partition("@")
-        folder = Path(name.removeprefix(PREFIX)).expanduser()
+        place, _, revision = name.removeprefix(TRANSFORMERS).partition("@")
+        folder = Path(name.removeprefix(TRANSFORMERS)).expanduser()
         if is_folder(folder):
             source = cls(name, str(folder), None)
         elif not re.fullmatch(_REPOSITORY, place):

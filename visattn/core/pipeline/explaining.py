@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
@@ -35,14 +36,17 @@ from visattn.core.pipeline.explanation import DrawOptions, Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.places import with_place
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.core.pipeline.prompts import with_prompt
 from visattn.core.pipeline.question import Question, ask, check_layer, parameter_names
 from visattn.core.pipeline.recordings import at_layer, layer_of_cam, recorded, replayed
 from visattn.core.pipeline.run import scoring, telling_memory
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
-from visattn.core.pipeline.tensors import prepare_inputs, prepare_tensor
 from visattn.core.records import Recording
 from visattn.errors import OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from visattn.core.pipeline import prompts, tensors
+else:
+    prompts, tensors = (Later(f"{__package__}.{name}") for name in ("prompts", "tensors"))
 
 __all__ = ["answer", "explain", "explain_prepared", "of_model", "pixel_to_input", "with_target"]
 
@@ -143,11 +147,11 @@ def asked(
     compiled = isinstance(getattr(model, "_orig_mod", None), nn.Module)
     model = unwrapped(model)
     if inputs is not None:
-        prepared = prepare_inputs(inputs, photo, model, how)
+        prepared = tensors.prepare_inputs(inputs, photo, model, how)
     elif pixels is None:
         prepared = prepare_with([photo], model, how)
     else:
-        prepared = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
+        prepared = tensors.prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
     if compiled:
         prepared = replace(prepared, notes=(*prepared.notes, "the model is compiled, and ran without that"))
     return Asked(model, prepared, question)
@@ -250,7 +254,7 @@ def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
         OptionError: If the model has no text tower, or the place is outside the model's input.
     """
     if target.prompt is not None:
-        prepared, target = with_prompt(model, prepared, target)
+        prepared, target = prompts.with_prompt(model, prepared, target)
     target = replace(
         target, task=target.task or task_of(model), labels=labels_of(model) if target.labels is None else target.labels
     )

@@ -13,26 +13,30 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from PIL import Image
 
+from visattn._support.faces import Later
 from visattn._support.files import check_output, write_whole
 from visattn._support.html import figure
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
-from visattn.core.drawing.marks import draw_box, draw_glimpses, outline
-from visattn.core.drawing.overlays import layered, painted, rgb_components, ringed
-from visattn.core.drawing.pages import Bar, captioned
-from visattn.core.drawing.pictures import Picture, carrying, check_transparency, encoded, format_of, to_png
-from visattn.core.drawing.sheets import contact_sheet
 from visattn.core.drawing.style import Style, StyleOptions
 from visattn.core.geometry import Geometry
-from visattn.core.maps import AttentionMap, Heatmap, save_map, value_range
-from visattn.core.maps.formats import map_format
+from visattn.core.maps import AttentionMap, Heatmap, value_range
 from visattn.core.maps.scaling import nearly_even, resolved
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
+
+    from visattn.core.drawing import marks, overlays, pages, pictures, sheets
+    from visattn.core.drawing.pictures import Picture
+    from visattn.core.maps import files, formats
+else:
+    marks, overlays, pages, pictures, sheets = (
+        Later(f"visattn.core.drawing.{name}") for name in ("marks", "overlays", "pages", "pictures", "sheets")
+    )
+    files, formats = (Later(f"visattn.core.maps.{name}") for name in ("files", "formats"))
 
 __all__ = ["Explanation"]
 
@@ -135,42 +139,42 @@ class Explanation:
                 raise ShapeError(
                     f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
                 )
-            parts = rgb_components(self.photo, self.heatmap("nearest"))
+            parts = overlays.rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
         heat = self.heatmap(chosen.interpolation)
         even = not heat.signed and nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
         if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:
             chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         draw = partial(self._drawn, heat=heat, mass=mass)
-        colored = layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
+        colored = overlays.layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
         picture: Image.Image = colored
         made = colored.provenance
         bar = None
         if legend and "uncolored" not in made.drawing:
             scale = resolved(chosen.normalize, heat.grid, heat.signed)
             ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
-            bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
+            bar = pages.Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
-            picture = captioned(picture, self._caption(chosen.rings) if caption else (), bar)
+            picture = pages.captioned(picture, self._caption(chosen.rings) if caption else (), bar)
         asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
         made = made.but(drawing=made.drawing | asked)
-        return carrying(picture, made), made
+        return pictures.carrying(picture, made), made
 
     def _drawn(
         self, background: Image.Image, /, *, heat: Heatmap, mass: float | None, style: Style, quiet: bool = False
     ) -> Picture:
         """Draw heatmap, outline, glimpses and boxes on a background of the photo's size."""
-        colored = painted(background, heat, style, quiet=quiet)
+        colored = overlays.painted(background, heat, style, quiet=quiet)
         picture: Image.Image = colored
         if mass is not None:
             mask = self.panel.mass(mass).to_heatmap(self.geometry, "nearest")
-            picture = ringed(outline(picture, mask), heat, style)  # no line hides a ring
+            picture = overlays.ringed(marks.outline(picture, mask), heat, style)  # no line hides a ring
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
-            picture = draw_glimpses(picture, on_photo, heat.seen)
+            picture = marks.draw_glimpses(picture, on_photo, heat.seen)
         for found in self.map.facts.detections:
-            picture = draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
-        return carrying(picture, colored.provenance)
+            picture = marks.draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
+        return pictures.carrying(picture, colored.provenance)
 
     def _caption(self, rings: bool = True) -> list[str]:
         """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
@@ -208,9 +212,9 @@ class Explanation:
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
         target = check_output(Path(path), overwrite=overwrite)
-        kind = format_of(target)
-        check_transparency(kind, transparent=bool(options.get("transparent")))
-        return write_whole(target, encoded(self.overlay(**options), kind))
+        kind = pictures.format_of(target)
+        pictures.check_transparency(kind, transparent=bool(options.get("transparent")))
+        return write_whole(target, pictures.encoded(self.overlay(**options), kind))
 
     @typed()
     def save_map(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
@@ -228,8 +232,8 @@ class Explanation:
             OptionError: If the ending is another one, or stands for a format of one grid and the map has several.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        ending = map_format(Path(path))
-        content = save_map(self.map, self.geometry, ending)
+        ending = formats.map_format(Path(path))
+        content = files.save_map(self.map, self.geometry, ending)
         return write_whole(check_output(Path(path), overwrite=overwrite), content)
 
     def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401
@@ -247,7 +251,7 @@ class Explanation:
         """
         axes = self.map.axes
         given = {"title": self.provenance.title} | (dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {})
-        return contact_sheet(self.photo, self.map, self.geometry, **given | options)
+        return sheets.contact_sheet(self.photo, self.map, self.geometry, **given | options)
 
     def show(self, **options: Unpack[DrawOptions]) -> None:
         """Show the picture: in a notebook below the cell, else in the system's image viewer; takes the options of `draw`."""
@@ -267,8 +271,8 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the picture for notebooks, with what it shows and the warnings below it."""
-        return figure(encoded(self.overlay(), "JPEG"), self._caption())
+        return figure(pictures.encoded(self.overlay(), "JPEG"), self._caption())
 
     def _repr_png_(self) -> bytes:
         """Return the picture for notebooks."""
-        return to_png(self.overlay())
+        return pictures.to_png(self.overlay())

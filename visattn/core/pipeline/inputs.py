@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import timm.data.transforms as timm_transforms
@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
+from visattn._support.faces import Later
 from visattn._support.language import option
 from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
@@ -36,9 +37,13 @@ from visattn.core.images.bands import Bands, bands_of
 from visattn.core.images.sources import as_image, load_image
 from visattn.core.pipeline.arguments import image_of
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.core.pipeline.transforms import transformed
 from visattn.core.provenance import Provenance
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from visattn.core.pipeline import transforms as users_transforms
+else:
+    users_transforms = Later("visattn.core.pipeline.transforms")
 
 __all__ = ["Prepared", "prepare", "prepare_batch", "prepare_with", "read"]
 
@@ -212,7 +217,7 @@ def _by_function(
     """
     if any(isinstance(picture, Bands) for picture in pictures):
         raise OptionError(f"transform takes RGB photos, but the model has {spec.channels} channels. Pass mean and std instead.")
-    made = [transformed(picture, transform) for picture in pictures if isinstance(picture, Image.Image)]
+    made = [users_transforms.transformed(picture, transform) for picture in pictures if isinstance(picture, Image.Image)]
     shapes = {tuple(one.pixels.shape) for one in made}
     if len(shapes) > 1:
         raise OptionError(f"transform must give all photos of a batch one size, got {sorted(shapes)}. Pass them one by one.")

@@ -10,19 +10,19 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import first_line
+from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.modes import callers_autocast, callers_modes, evaluating, seeded
 from visattn._support.progress import progress
 from visattn._support.shortages import lacks_memory
 from visattn.core import capturing
 from visattn.core.families import InputSpec, provenance_of
-from visattn.core.methods.scored import ScoredImages
 from visattn.core.pipeline.apart import apart, known_apart
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.detections import Detections
@@ -32,6 +32,12 @@ from visattn.core.pipeline.structure import layer_scores
 from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
+
+if TYPE_CHECKING:
+    from visattn.core.methods import scored
+    from visattn.core.methods.scored import ScoredImages
+else:
+    scored = Later("visattn.core.methods.scored")
 
 __all__ = ["Pass", "answer_of", "look", "one_pass", "with_readout"]
 
@@ -191,7 +197,7 @@ def scoring(
         seen = [] if features == "none" else look(model, prepared, features=features).features
         provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores, notes=modes)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
-        yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
+        yield recording, scored.ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
 
 
 def _takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
