@@ -19,10 +19,10 @@ import visattn
 from visattn import data
 from visattn._support.tables import Row, to_text
 from visattn.core import methods
-from visattn.core.pipeline.batches import explained
 from visattn.core.pipeline.inputs import prepare_with
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.running import explained
 
 PATCH = 14
 EXACT = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of outputs, whose own rounding is 2**-8 in bfloat16

@@ -32,10 +32,10 @@ from visattn.core.drawing.pages import Cell, sheet
 from visattn.core.drawing.plots import head_statistics
 from visattn.core.drawing.sheets import contact_sheet
 from visattn.core.methods.sinks import find_sinks
-from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.answering import answer
 from visattn.core.pipeline.explanation import Explanation
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.question import ask
-from visattn.core.pipeline.run import look
 from visattn.evaluation.survey import Survey
 
 ASSETS = Path(__file__).parents[1] / "assets"

@@ -25,7 +25,7 @@ from visattn import data, evaluation
 from visattn._support.publish import listening
 from visattn._support.types import Role
 from visattn.core import methods
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKPOINT = ASSETS / "checkpoints" / "efficientnet_lite0_cbam.safetensors"

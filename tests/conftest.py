@@ -16,7 +16,7 @@ import visattn
 from tests import messages
 from visattn import data
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.records import Recording
 
 Figures = Callable[[str, float, str], None]

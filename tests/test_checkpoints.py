@@ -18,7 +18,7 @@ from tests.conftest import Figures
 from visattn import data
 from visattn.captioning import exact_set, load_captioner
 from visattn.core.methods import gates
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.data.scenes import Mark, Pairs, Scenes
 from visattn.data.scenes.causes import CausedScenes
 

@@ -52,9 +52,8 @@ if TYPE_CHECKING:
         normalize as normalize,
         save_map as save_map,
     )
-    from visattn.core.pipeline.batches import explain_batch as explain_batch
     from visattn.core.pipeline.captures import capture as capture, intervene as intervene
-    from visattn.core.pipeline.explaining import explain as explain
+    from visattn.core.pipeline.explaining import explain as explain, explain_batch as explain_batch
     from visattn.core.pipeline.explanation import Explanation as Explanation
     from visattn.core.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
     from visattn.core.pipeline.preprocessing import Preprocessing as Preprocessing
@@ -97,7 +96,7 @@ _NAMES = {
     "colorize": "core.drawing.overlays",
     "contact_sheet": "core.drawing.sheets",
     "explain": "core.pipeline.explaining",
-    "explain_batch": "core.pipeline.batches",
+    "explain_batch": "core.pipeline.explaining",
     "explain_stages": "core.pipeline.stages",
     "explain_video": "batch.films",
     "filmstrip": "core.drawing.filmstrips",

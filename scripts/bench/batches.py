@@ -22,10 +22,10 @@ from bench.shared import THREADS
 from visattn._support.files import write_whole
 from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
 from visattn.core.drawing.pictures import to_png
-from visattn.core.pipeline.batches import explained
 from visattn.core.pipeline.inputs import prepare_with, read
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import ask
+from visattn.core.pipeline.running import explained
 from visattn.embedding import crops_of
 
 METHOD = "rollout"

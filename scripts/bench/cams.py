@@ -24,7 +24,7 @@ from bench.shared import THREADS
 from visattn import data
 from visattn.core import methods
 from visattn.core.capturing import forget
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.targets import Target
 
 LAYER = "layer4"

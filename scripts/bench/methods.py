@@ -20,7 +20,7 @@ from bench.measuring import load, pixels, plain
 from bench.memory import forget_peak, status
 from visattn.core import methods
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.targets import Target
 from visattn.evaluation import heads
 

@@ -12,9 +12,9 @@ from torch import nn
 import visattn
 from visattn import data
 from visattn.core.drawing.pages import Cell, sheet
-from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.answering import answer
+from visattn.core.pipeline.passes import look, with_readout
 from visattn.core.pipeline.question import ask
-from visattn.core.pipeline.run import look, with_readout
 
 PHOTOS = "coffee", "chelsea", "rocket"
 

@@ -9,7 +9,7 @@ from pointing.photos import PRIOR, Measured, Part, Photo, copies_of, photos, ref
 from visattn import data
 from visattn.core import methods
 from visattn.core.methods.sinks import find_sinks
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.records import Recording
 
 COLUMNS = {

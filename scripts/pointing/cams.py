@@ -13,7 +13,7 @@ from pointing.photos import COPIES, ITSELF, PRIOR, Measured, Part, Photo, copies
 from visattn import data
 from visattn.core import methods
 from visattn.core.families import cam_layer, labels
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
 

@@ -24,8 +24,8 @@ from visattn.core.maps import AttentionMap
 from visattn.core.methods import METHODS, name_of
 from visattn.core.methods.gate_maps import PLACES
 from visattn.core.pipeline.inputs import prepare_batch
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.question import ask
-from visattn.core.pipeline.run import look
 from visattn.data.scenes import Scene, Scenes
 from visattn.data.scenes.causes import CausedScene, CausedScenes
 from visattn.errors import OptionError

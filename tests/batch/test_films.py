@@ -28,7 +28,7 @@ from visattn.batch.films.mapping import chosen, exact, maps_of
 from visattn.batch.films.writing import writing
 from visattn.core.geometry import Box
 from visattn.core.maps import value_range
-from visattn.core.pipeline.batches import Asked
+from visattn.core.pipeline.asking import Asked
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import ask
 from visattn.errors import ImageError, OptionError, OutputError, ResourceError, VisattnNote

@@ -15,7 +15,7 @@ import visattn
 from tests import tiny
 from tests.capturing.written_out import run
 from visattn import data
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.errors import CaptureError, ModelError
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")

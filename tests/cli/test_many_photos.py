@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.cli.test_commands import COLORED, NAMED, TINY, Run, run
 from visattn import captioning
-from visattn.core.pipeline import explaining
+from visattn.core.pipeline import running
 from visattn.core.pipeline.inputs import Prepared
 from visattn.errors import MapError
 from visattn.evaluation import survey
@@ -54,14 +54,14 @@ def test_query_outside_one_photo_does_not_stop_the_others(run: Run, photos: list
 def test_internal_error_on_one_photo_does_not_stop_the_others(
     run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = explaining.explain_prepared
+    whole = running.explained
 
-    def faulty(model: Any, prepared: Prepared, question: Any, **options: Any) -> Any:
-        if prepared.photo.width == 40:
+    def faulty(model: Any, prepared: list[Prepared], question: Any, **options: Any) -> Any:
+        if prepared[0].photo.width == 40:
             raise KeyError("nobody thought of it")
         return whole(model, prepared, question, **options)
 
-    monkeypatch.setattr(explaining, "explain_prepared", faulty)
+    monkeypatch.setattr(running, "explained", faulty)
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet", "--json")
     assert code == 70
     assert [Path(row["output"]).name for row in json.loads(out)] == [f"a.{NAMED}.overlay.png", f"c.{NAMED}.overlay.png"]

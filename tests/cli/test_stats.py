@@ -17,7 +17,7 @@ from PIL import Image
 import visattn
 from tests.cli.test_commands import TINY, Run, python, run
 from visattn._support.tables import STATISTICS
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
 from visattn.nn import ATTENTION
 

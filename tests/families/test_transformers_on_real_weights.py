@@ -12,7 +12,7 @@ from torch import nn
 
 import visattn
 from tests.conftest import Figures, Seen
-from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.answering import answer
 from visattn.core.pipeline.question import ask
 from visattn.core.pipeline.recordings import recorded
 

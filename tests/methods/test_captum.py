@@ -25,7 +25,7 @@ from visattn.core import methods
 from visattn.core.maps import AttentionMap, value_range
 from visattn.core.methods import METHODS, ScoredImages, segments
 from visattn.core.pipeline.explanation import Explanation
-from visattn.core.pipeline.run import scoring
+from visattn.core.pipeline.passes import scoring
 from visattn.core.pipeline.targets import Target
 from visattn.core.provenance import Provenance
 from visattn.core.records import Recording

@@ -22,7 +22,7 @@ from visattn.core import methods
 from visattn.core.geometry import Box
 from visattn.core.operators import MatrixGradient, MatrixOperator
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 

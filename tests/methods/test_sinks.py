@@ -20,7 +20,7 @@ from visattn import data
 from visattn.core import methods
 from visattn.core.methods.sinks import THRESHOLD, attention_received, find_sinks, sinks_of_scores
 from visattn.core.operators import MatrixOperator, SoftmaxOperator
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.provenance import sink_warning
 from visattn.core.records import Recording
 from visattn.errors import OptionError

@@ -15,8 +15,8 @@ import visattn
 from tests import tiny
 from tests.capturing.test_odd_models import Pruned
 from visattn import explain, explain_batch
-from visattn.core.pipeline import batches
-from visattn.core.pipeline.run import one_pass
+from visattn.core.pipeline import running
+from visattn.core.pipeline.passes import one_pass
 from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError, ResourceError, ShapeError, VisattnNote
 
@@ -125,8 +125,8 @@ def test_parts_that_are_encoded_as_more_images_are_not_taken_for_images(options:
 def test_statistics_of_a_model_that_mixes_images_are_those_of_each() -> None:
     model = ByBatch()
     prepared = [visattn.prepare(photo, model, **WHOLE) for photo in PHOTOS]
-    for one, photo in zip(batches.looked(model, prepared), prepared, strict=True):
-        (alone,) = batches.looked(model, [photo])
+    for one, photo in zip(running.looked(model, prepared), prepared, strict=True):
+        (alone,) = running.looked(model, [photo])
         assert all(torch.equal(a.operator.dense(), b.operator.dense()) for a, b in zip(one, alone, strict=True))
 
 

@@ -18,7 +18,7 @@ from tests import tiny
 from visattn.core import methods
 from visattn.core.geometry import Box
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import ModelError, OptionError, ResourceError, VisattnError

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests import tiny
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.run import look, one_pass
+from visattn.core.pipeline.passes import look, one_pass
 from visattn.core.pipeline.targets import Target
 from visattn.core.pipeline.tensors import prepare_tensor
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import visattn
-from visattn.core.pipeline.run import look
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.targets import NoClasses, Target, read_labels
 from visattn.errors import OptionError
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from visattn.batch.sources import Batches as Batches, items_of as items_of
     from visattn.batch.wanted import Wanted as Wanted, check_outputs as check_outputs
     from visattn.batch.work import Work as Work
-    from visattn.core.pipeline.batches import Asked as Asked
+    from visattn.core.pipeline.asking import Asked as Asked
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
-            "visattn.core.pipeline.batches": ["Asked"],
+            "visattn.core.pipeline.asking": ["Asked"],
             ".beside": ["apart", "masks_of", "texts_of"],
             ".films": ["explain_video"],
             ".items": ["Item"],

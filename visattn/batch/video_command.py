@@ -84,7 +84,7 @@ def video_command(
     from visattn.batch.films.writing import check_name
     from visattn.core.families.wrappers import unwrapped
     from visattn.core.loading import load_model
-    from visattn.core.pipeline.batches import Asked
+    from visattn.core.pipeline.asking import Asked
     from visattn.core.pipeline.preprocessing import Preprocessing
 
     check_name(target)

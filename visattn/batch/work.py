@@ -34,11 +34,11 @@ from visattn.batch.wanted import Wanted
 from visattn.core.drawing.pictures import to_png
 from visattn.core.images import image_facts
 from visattn.core.maps import pack_maps, save_map
-from visattn.core.pipeline.batches import Asked, explained, looked
-from visattn.core.pipeline.explaining import explain_prepared
+from visattn.core.pipeline.asking import Asked
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with
 from visattn.core.pipeline.preprocessing import Preprocessing
+from visattn.core.pipeline.running import explained, looked
 from visattn.core.records import Recording
 from visattn.errors import ImageError, MissingExtra, ModelError, OptionError, OutputError, ResourceError, VisattnError
 from visattn.evaluation import PhotoNumbers, photo_numbers
@@ -208,7 +208,12 @@ def _explained(model: nn.Module, prepared: Sequence[Prepared], asked: Asked) -> 
     found = _attempt(lambda: explained(model, prepared, asked.question, seed=asked.seed))
     if not isinstance(found, VisattnError):
         return found
-    return [_attempt(partial(explain_prepared, model, one, asked.question, seed=asked.seed)) for one in prepared]
+    return [_attempt(partial(_alone, model, one, asked)) for one in prepared]
+
+
+def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation:
+    """Explain one image."""
+    return explained(model, [prepared], asked.question, seed=asked.seed)[0]
 
 
 def _recorded(model: nn.Module, prepared: Sequence[Any], seed: int) -> Sequence[Recording | VisattnError]:
@@ -278,7 +283,7 @@ def sample_anew(model: nn.Module, item: Item, asked: Asked) -> Sequence[float | 
         VisattnError: If it cannot be explained.
     """
     prepared = prepare_with([item.photo(**asked.how.reading)], model, asked.how)
-    return sample_of(explain_prepared(model, prepared, asked.question, seed=asked.seed))
+    return sample_of(_alone(model, prepared, asked))
 
 
 def _made(one: _Answered, files: Mapping[str, str], wanted: Wanted) -> tuple[dict[str, bytes], tuple[str, ...]]:

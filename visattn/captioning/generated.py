@@ -27,8 +27,8 @@ from visattn.core.maps import AttentionMap
 from visattn.core.methods import attention
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
+from visattn.core.pipeline.passes import answer_of
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.core.pipeline.run import answer_of
 from visattn.core.pipeline.tensors import prepare_inputs
 from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import ModelError, OptionError

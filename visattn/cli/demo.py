@@ -75,10 +75,10 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
     from visattn.core.drawing.marks import spotlight
     from visattn.core.drawing.pages import Bar, Cell, sheet
     from visattn.core.drawing.pictures import carrying
-    from visattn.core.pipeline.explaining import answer
+    from visattn.core.pipeline.answering import answer
     from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.passes import look
     from visattn.core.pipeline.question import ask
-    from visattn.core.pipeline.run import look
 
     prepared = prepare(source, model)
     photo = prepared.photo

@@ -118,7 +118,7 @@ def heads_command(
 
     from visattn.core.drawing.pictures import to_png
     from visattn.core.images import image_facts
-    from visattn.core.pipeline.explaining import answer
+    from visattn.core.pipeline.answering import answer
     from visattn.core.pipeline.question import ask
 
     prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, gated)
@@ -189,7 +189,7 @@ def _of_model(image: Path, options: dict[str, Any], gated: bool) -> tuple[Any, A
     from visattn.core.images.sources import load_image
     from visattn.core.loading import load_model
     from visattn.core.pipeline.inputs import prepare
-    from visattn.core.pipeline.run import look, with_readout
+    from visattn.core.pipeline.passes import look, with_readout
 
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
@@ -237,7 +237,7 @@ def _kind_of_gates(options: dict[str, Any]) -> str:
 
 def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
     from visattn.core.methods.gate_maps import NO_GATES
-    from visattn.core.pipeline.run import look
+    from visattn.core.pipeline.passes import look
 
     try:
         return look(model, prepared, features="none")

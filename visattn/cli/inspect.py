@@ -34,8 +34,8 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     from visattn.core.methods.gate_maps import GATES
     from visattn.core.pipeline.captures import capture
     from visattn.core.pipeline.inputs import Prepared
+    from visattn.core.pipeline.passes import answer_of
     from visattn.core.pipeline.recordings import last_map
-    from visattn.core.pipeline.run import answer_of
     from visattn.core.records import split_call
 
     net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)

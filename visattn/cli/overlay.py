@@ -161,8 +161,8 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     from visattn.core.loading import load_model
     from visattn.core.maps import save_map
     from visattn.core.maps.formats import map_format
-    from visattn.core.pipeline.explaining import explain_prepared
     from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.running import explained
     from visattn.core.pipeline.stages import by_stages, stage_page
 
     method = question.method
@@ -176,7 +176,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
         if every:
             page = stage_page(by_stages(model, prepared, question, seed=options["seed"]), **style_of(options))
             return to_png(page), page.provenance, bytes
-        found = explain_prepared(model, prepared, question, seed=options["seed"])
+        (found,) = explained(model, [prepared], question, seed=options["seed"])
         picture, provenance = found.draw(
             **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
         )

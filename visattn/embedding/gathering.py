@@ -21,14 +21,13 @@ from visattn._support.modes import in_own_modes
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
-from visattn.core.families.wrappers import unwrapped
 from visattn.core.images import image_facts
-from visattn.core.loading import load_model
 from visattn.core.loading.weights import state_digest
+from visattn.core.pipeline.asking import model_of
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.prompts import tokenized
-from visattn.core.pipeline.run import look
 from visattn.core.provenance import Provenance, versions
 from visattn.embedding.joining import joined_images
 from visattn.embedding.keeping import Kept, alike
@@ -98,15 +97,13 @@ def gather(
     if options.get("transform") is None and options.get("resize", "auto") == "auto":
         options["resize"] = "model"
     how = Preprocessing(**options)
-    if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    model = unwrapped(model)
+    model, notes = model_of(model, how, weights=weights, seed=seed, device=device)
     words = None if texts is None else tokenized(model, texts)
     source = _Source(model, layers, math.ceil(points / len(images)), seed, keep)
     every: list[OneImage] = []
     with progress("images", "image") as bar:
         for number, image in enumerate(images):
-            prepared = prepare_with([read(image, how)], model, how)
+            prepared = prepare_with([read(image, how)], model, how).with_notes(*notes)
             if words is not None:
                 prepared = words.beside(prepared, number)
             mask = None if masks is None else as_mask(masks[number])

@@ -23,12 +23,11 @@ from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Property
-from visattn.core.families.wrappers import unwrapped
 from visattn.core.images import image_facts
-from visattn.core.loading import load_model
+from visattn.core.pipeline.asking import model_of
 from visattn.core.pipeline.inputs import prepare_with, read
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.core.pipeline.run import look
 from visattn.core.provenance import Provenance
 from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import OptionError
@@ -156,14 +155,12 @@ def find_heads(
     if draws < 1:
         raise OptionError(f"draws must be 1 or more, got {draws}.")
     how = Preprocessing(**options)
-    if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    model = unwrapped(model)
+    model, notes = model_of(model, how, weights=weights, seed=seed, device=device)
     every: list[dict[tuple[str, int], tuple[Tensor, Tensor]]] = []
     names = []
     with progress("images", "image") as bar:
         for number, image in enumerate(images):
-            prepared = prepare_with([read(image, how)], model, how)
+            prepared = prepare_with([read(image, how)], model, how).with_notes(*notes)
             recording = look(model, prepared, features="none")
             names.append(image_facts(prepared.photo).name)
             mask = None if masks is None else as_mask(masks[number])

@@ -20,8 +20,8 @@ from visattn.core.images import image_facts
 from visattn.core.methods.selection import chain, chain_refusal
 from visattn.core.methods.sinks import attention_received, sink_mass, sinks_of_scores
 from visattn.core.pipeline.inputs import Prepared, prepare
+from visattn.core.pipeline.passes import look
 from visattn.core.pipeline.preprocessing import PreprocessingOptions
-from visattn.core.pipeline.run import look
 from visattn.core.provenance import Provenance, Sink
 from visattn.core.records import Recording
 from visattn.errors import OptionError, UnsupportedModel

@@ -15,19 +15,19 @@ from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.core.families import labels as labels_of, task as task_of
-from visattn.core.families.wrappers import unwrapped
 from visattn.core.images import image_facts
-from visattn.core.loading import load_model
 from visattn.core.maps import AttentionMap
 from visattn.core.methods import METHODS
+from visattn.core.pipeline.answering import answer, with_target
 from visattn.core.pipeline.arguments import target_of
-from visattn.core.pipeline.explaining import answer, explain_prepared, with_target
+from visattn.core.pipeline.asking import model_of
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.outputs import outputs_of, predicted_classes
+from visattn.core.pipeline.passes import Pass, one_pass, with_readout
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import Question, ask
 from visattn.core.pipeline.recordings import layer_of_cam
-from visattn.core.pipeline.run import Pass, one_pass, with_readout
+from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.core.pipeline.tensors import prepare_inputs
 from visattn.core.records import Recording
@@ -85,14 +85,12 @@ def study(
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
     asked = None if methods is None else _asked(methods, Target(target_of(target), **told))
     photos = _photos(images, inputs, how)  # a bad file fails before a model is loaded
-    if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    model = unwrapped(model)
+    model, notes = model_of(model, how, weights=weights, seed=seed, device=device)
     views = []
     with progress("photos", "photo") as bar:
         for photo in photos:
             prepared = prepare_with([photo], model, how) if inputs is None else prepare_inputs(inputs, photo, model, how)
-            view = view_of(model, prepared, asked, Target(target_of(target), **told), seed)
+            view = view_of(model, prepared.with_notes(*notes), asked, Target(target_of(target), **told), seed)
             views.append(replace(view, name=name, texts=texts_of(model, inputs or {}, view.recording)))
             bar.update()
     return Study(tuple(views))
@@ -147,9 +145,9 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         if from_recording(question):
             maps[name] = answer(recording, prepared, question).map
         else:
-            maps[name] = explain_prepared(model, prepared, question, seed=seed).map
-    explained = any(question.method is None or question.method.targeted for question in questions.values())
-    importance = _importance(model, prepared, target) if explained and classifies and len(recording) else None
+            maps[name] = explained(model, [prepared], question, seed=seed)[0].map
+    of_class = any(question.method is None or question.method.targeted for question in questions.values())
+    importance = _importance(model, prepared, target) if of_class and classifies and len(recording) else None
     return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else (), importance=importance)
 
 

@@ -14,7 +14,7 @@ from visattn._support.language import worded
 from visattn._support.reprs import brief
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
-from visattn.core.pipeline.explaining import answer
+from visattn.core.pipeline.answering import answer
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import PredictedClass

@@ -27,12 +27,10 @@ from visattn.batch.films.walking import Walk, start_of
 from visattn.batch.films.writing import check_name, writing
 from visattn.core.drawing.overlays import on_scale, rgb_components
 from visattn.core.drawing.style import Style, StyleOptions
-from visattn.core.families.wrappers import unwrapped
-from visattn.core.loading import load_model
 from visattn.core.maps import AttentionMap, value_range
 from visattn.core.maps.scaling import range_words, resolved, shows_nothing
 from visattn.core.methods.table import MethodName
-from visattn.core.pipeline.batches import Asked, asked_of
+from visattn.core.pipeline.asking import Asked, asked_of, model_of
 from visattn.core.pipeline.outputs import noun_of
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import parameter_names
@@ -109,9 +107,8 @@ def explain_video(
     style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options}).opaque()
     asked = asked_of(method, target, {**options, **start_of(looks.walk, method, options.get("query"))}, seed)
     film = opened(source, asked.how, looks)
-    if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=asked.how.img_size, device=device)
-    return write_film(unwrapped(model), film, file, asked, looks, style)
+    bare, _ = model_of(model, asked.how, weights=weights, seed=seed, device=device)
+    return write_film(bare, film, file, asked, looks, style)
 
 
 def opened(source: str | os.PathLike[str], how: Preprocessing, looks: Looks) -> Film | Walk:

@@ -21,11 +21,13 @@ from visattn.batch.films.walking import Walk
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
 from visattn.core.methods.selection import tokens_of
-from visattn.core.pipeline.batches import BATCH, Asked, explain_each, looked
-from visattn.core.pipeline.explaining import answer, of_model, pixel_to_input
+from visattn.core.pipeline.answering import answer, of_model, pixel_to_input
+from visattn.core.pipeline.asking import Asked
+from visattn.core.pipeline.explaining import BATCH, explain_each
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with
 from visattn.core.pipeline.recordings import recorded
+from visattn.core.pipeline.running import looked
 from visattn.core.records import FeatureRecord, Recording
 from visattn.errors import OptionError, ResourceError
 

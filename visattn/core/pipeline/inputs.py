@@ -101,6 +101,10 @@ class Prepared:
         """
         return self.geometries[self._only()]
 
+    def with_notes(self, *notes: str) -> Prepared:
+        """Return the photos with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
     def noted(self, provenance: Provenance) -> Provenance:
         """Return a provenance with the preprocessing, if it is known here, its notes and its warnings added."""
         known = {"preprocessing": dict(self.preprocessing)} if self.preprocessing else {}

@@ -12,7 +12,7 @@ from torch import nn
 from visattn._support.modes import evaluating
 from visattn.core.pipeline.apart import apart
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.run import Pass, answer_of, as_the_model
+from visattn.core.pipeline.passes import Pass, answer_of, as_the_model
 
 
 def joined(prepared: Sequence[Prepared]) -> Prepared:

@@ -16,8 +16,8 @@ from visattn.core.families import cam_layer
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.methods import METHODS, Method
 from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.passes import Pass, answer_of, look, one_pass, with_readout
 from visattn.core.pipeline.question import Question
-from visattn.core.pipeline.run import Pass, answer_of, look, one_pass, with_readout
 from visattn.core.pipeline.structure import before_last_attention
 from visattn.core.pipeline.targets import NoClasses
 from visattn.core.records import Recording

@@ -19,11 +19,12 @@ from visattn.core.drawing.style import PAGE, Style, StyleOptions
 from visattn.core.families.feature_maps import stages
 from visattn.core.methods import METHODS
 from visattn.core.methods.table import MethodName
-from visattn.core.pipeline.explaining import asked, explain_prepared
+from visattn.core.pipeline.explaining import ask_about
 from visattn.core.pipeline.explanation import DrawOptions, Explanation
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.preprocessing import PreprocessingOptions
 from visattn.core.pipeline.question import Question, parameter_names
+from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import TargetOptions
 from visattn.errors import OptionError
 
@@ -66,7 +67,8 @@ def explain_stages(
     """
     if "layer" in options:
         raise OptionError("several layers are named by layers=[...]; leave it out for all stages.")
-    return by_stages(*asked(model, image, method, **options), layers, seed=options.get("seed", 0))
+    bare, prepared, asked = ask_about(model, image, method, **options)
+    return by_stages(bare, prepared, asked.question, layers, seed=asked.seed)
 
 
 @in_own_modes
@@ -90,7 +92,7 @@ def by_stages(
             + worded("layers: layers=['...'].", "one: --layer NAME.")
         )
     questions = [replace(question, parameters={**question.parameters, "layer": name}) for name in names]
-    return [explain_prepared(model, prepared, one, seed=seed) for one in questions]
+    return [explained(model, [prepared], one, seed=seed)[0] for one in questions]
 
 
 @spelled(StyleOptions)
