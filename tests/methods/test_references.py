@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests.conftest import Figures
+from tests.oracles.vit_explain import vit_explain
 from visattn.core import methods
 from visattn.core.geometry import Box
 from visattn.core.operators import MatrixGradient, MatrixOperator
@@ -111,7 +112,7 @@ def vit_explain_recording() -> Recording:
 @pytest.mark.parametrize("discard", [0.0, 0.9])
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
 def test_vit_explain_rollout_in_compat(figures: Figures, fusion: Any, discard: float) -> None:
-    found = methods.compat.vit_explain(vit_explain_recording(), fusion=fusion, discard=discard, **F64)
+    found = vit_explain(vit_explain_recording(), fusion=fusion, discard=discard, **F64)
     check(
         figures, f"vit-explain rollout {fusion}, discard {discard}", found.values[0], VIT_EXPLAIN[f"rollout_{fusion}_{discard}"]
     )
@@ -120,7 +121,7 @@ def test_vit_explain_rollout_in_compat(figures: Figures, fusion: Any, discard: f
 @pytest.mark.parametrize("discard", [0.0, 0.9])
 @pytest.mark.parametrize(("published", "name"), [(True, "collected"), (False, "paired")])
 def test_vit_explain_gradient_rollout_in_compat(figures: Figures, published: bool, name: str, discard: float) -> None:
-    found = methods.compat.vit_explain(vit_explain_recording(), gradients=True, published=published, discard=discard, **F64)
+    found = vit_explain(vit_explain_recording(), gradients=True, published=published, discard=discard, **F64)
     check(figures, f"vit-explain gradients {name}, {discard}", found.values[0], VIT_EXPLAIN[f"grad_rollout_{name}_{discard}"])
 
 

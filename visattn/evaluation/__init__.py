@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     )
     from visattn.evaluation.importance import head_ablation as head_ablation, head_importance as head_importance
     from visattn.evaluation.intervals import mean_interval as mean_interval
-    from visattn.evaluation.localization import energy_inside as energy_inside, lift as lift
+    from visattn.evaluation.localization import (
+        auroc as auroc,
+        average_precision as average_precision,
+        energy_inside as energy_inside,
+        lift as lift,
+        pointing_game as pointing_game,
+    )
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
-    from visattn.evaluation.pointing import pointing_game as pointing_game
-    from visattn.evaluation.ranking import auroc as auroc, average_precision as average_precision
     from visattn.evaluation.specialization import (
         DRAWS as DRAWS,
         HeadScores as HeadScores,
@@ -57,10 +61,8 @@ else:
             ".heads": ["HeadStatistics", "head_divergence", "statistics"],
             ".importance": ["head_ablation", "head_importance"],
             ".intervals": ["mean_interval"],
-            ".localization": ["energy_inside", "lift"],
+            ".localization": ["auroc", "average_precision", "energy_inside", "lift", "pointing_game"],
             ".patches": ["Patches", "patches_by_layout"],
-            ".pointing": ["pointing_game"],
-            ".ranking": ["auroc", "average_precision"],
             ".specialization": ["DRAWS", "HeadScores", "Scores", "find_heads", "over_patches", "scores_of"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
             ".survey_output": ["survey_files"],

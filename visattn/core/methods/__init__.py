@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from visattn._support.faces import face
 
 if TYPE_CHECKING:
-    from visattn.core.methods import compat as compat
     from visattn.core.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
     from visattn.core.methods.by_perturbation.captum import (
         integrated_gradients as integrated_gradients,
@@ -52,7 +51,6 @@ else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
-            ".": ["compat"],
             ".by_perturbation.cams": ["ablationcam", "scorecam"],
             ".by_perturbation.captum": ["integrated_gradients", "kernel_shap", "lime", "occlusion", "smoothgrad"],
             ".from_attention.attention": ["attention"],

@@ -1,4 +1,4 @@
-"""Reproductions of other tools, including their errors. Use them to compare with published pictures, not to explain a model."""
+"""Maps of vit-explain, including its errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from visattn.core.methods.result import to_map
 from visattn.core.methods.selection import chain, graded
 from visattn.core.operators import Operator
 from visattn.core.records import Recording
-
-__all__ = ["vit_explain"]
 
 
 def vit_explain(
