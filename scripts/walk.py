@@ -1,6 +1,7 @@
 """Call trace of a photo, an attention call and a training batch through the package: which files call which.
 
-`walk.py [CHECKOUT] [--returns]` can trace another checkout, for comparison. A *move* is a pair of rooms, or of files, of which
+`walk.py [CHECKOUT] [--returns] [--only WAY]` can trace another checkout, for comparison; of this one, it exits 1 if a way is
+longer than its budget. A *move* is a pair of rooms, or of files, of which
 one calls the other. A *return* is a move that also occurs in the other direction, so that a reader has to go back and forth.
 """
 
@@ -16,10 +17,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parents[1]
 PHOTO = HERE / "assets" / "photos" / "astronaut.png"
+
+
+class Budget(NamedTuple):
+    """Largest counts of a way, which no change may exceed."""
+
+    functions: int
+    files: int
+    deepest: int
+
+
+BUDGETS = {
+    "a photo through overlay": Budget(1074, 136, 42),
+    "an attention call, first forward": Budget(657, 73, 24),
+    "an attention call, third forward": Budget(242, 47, 14),
+    "a training batch": Budget(353, 50, 19),
+}
 
 
 class Walk:
@@ -58,6 +75,11 @@ class Walk:
 
     def _file(self, name: str) -> str:
         return name.removeprefix(self._root).removesuffix(".py").replace(os.sep, ".")
+
+    @property
+    def counts(self) -> Budget:
+        """Counts to compare with a budget."""
+        return Budget(len(self.functions), len({name for name, _ in self.functions}), self.deepest)
 
     def told(self, way: str) -> str:
         """Format the counts as one line."""
@@ -106,6 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", nargs="?", type=Path, default=HERE)
     parser.add_argument("--returns", action="store_true", help="print the names of the returns")
+    parser.add_argument("--only", choices=BUDGETS, action="append", help="trace this way alone; may be repeated")
     options = parser.parse_args()
     checkout = options.checkout.resolve()
     sys.path.insert(0, str(checkout))
@@ -123,6 +146,7 @@ def main() -> int:
         with torch.no_grad(), visattn.capture(model, features="none"):
             model(pixels)
 
+    longer: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for way, walk_it in {
             "a photo through overlay": photo(command, Path(folder)),
@@ -130,13 +154,18 @@ def main() -> int:
             "an attention call, third forward": attention,
             "a training batch": batch(command, Path(folder)),
         }.items():
+            if options.only and way not in options.only:
+                continue
             if "first" not in way:
                 walk_it()  # warm-up: imports and caches
             walk = Walk(package, shows=options.returns)
             with walk.walked():
                 walk_it()
             print(walk.told(way), flush=True)
-    return 0
+            if checkout == HERE and any(count > most for count, most in zip(walk.counts, BUDGETS[way], strict=True)):
+                print(f"    longer than its budget: {BUDGETS[way]}", flush=True)
+                longer.append(way)
+    return int(bool(longer))
 
 
 if __name__ == "__main__":

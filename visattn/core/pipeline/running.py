@@ -51,9 +51,9 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
 
     def run(some: Sequence[Prepared]) -> list[Explanation]:
         found = _together(model, some, question) if len(some) > 1 else None
-        return found or [_explained(model, one, question) for one in some]
+        return found or [_alone(model, one, question) for one in some]
 
-    return _by_size(run, prepared, seed, alone=_alone(question))
+    return _by_size(run, prepared, seed, alone=_of_one_photo(question))
 
 
 @in_own_modes
@@ -71,12 +71,11 @@ def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | 
     """
 
     def run(some: Sequence[Prepared]) -> list[Recording]:
-        with telling_memory(some[0].pixels):
-            joint = joined(some)
-            if len(some) == 1 or known_apart(model, joint.pixels) is not False:
-                passed = one_pass(model, joint) if question is None else recorded(model, joint, question)[1]
-                if len(some) == 1 or keeps_apart(model, some, passed):
-                    return [passed.recording.image(number) for number in range(len(some))]
+        joint = joined(some)
+        if len(some) == 1 or known_apart(model, joint.pixels) is not False:
+            passed = one_pass(model, joint) if question is None else recorded(model, joint, question)[1]
+            if len(some) == 1 or keeps_apart(model, some, passed):
+                return [passed.recording.image(number) for number in range(len(some))]
         return [recording for one in some for recording in run([one])]
 
     return _by_size(run, prepared, seed)
@@ -98,7 +97,8 @@ def _by_size(
 def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence[Prepared]) -> list[_T]:
     """Run over photos together; in halves if memory does not suffice."""
     try:
-        return run(prepared)
+        with telling_memory(prepared[0].pixels):
+            return run(prepared)
     except ResourceError:
         if len(prepared) == 1:
             raise
@@ -107,7 +107,7 @@ def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence
     return [one for half in (prepared[: count // 2], prepared[count // 2 :]) for one in _in_halves(run, half)]
 
 
-def _alone(question: Question) -> bool:
+def _of_one_photo(question: Question) -> bool:
     """Check whether the score of an image depends on its photo's geometry, or the method runs the model again for each image."""
     of, needs = question.target.of, question.method.needs if question.method else ()
     return bool(_ALONE & set(needs)) or is_place(of) or question.target.prompt is not None
@@ -120,27 +120,21 @@ def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question
         joint, target = with_target(model, joined(prepared), question.target)
         if known_apart(model, joint.pixels) is False:
             return None
-        with telling_memory(joint.pixels):
-            settled, passed = recorded(model, joint, replace(question, target=target))
-            settled = settled.settled(passed.recording)
-            again = _ALONE & set(settled.method.needs if settled.method else ())
-            if again or passed.detections is not None or not keeps_apart(model, prepared, passed):
-                return None
-            auto = question.method is None
-            return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
+        settled, passed = recorded(model, joint, replace(question, target=target))
+        settled = settled.settled(passed.recording)
+        again = _ALONE & set(settled.method.needs if settled.method else ())
+        if again or passed.detections is not None or not keeps_apart(model, prepared, passed):
+            return None
+        auto = question.method is None
+        return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
     except ResourceError:
         raise
     except VisattnError:  # of one image, which is told of it alone, or of the batch
         return None
 
 
-def _explained(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
+def _alone(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
     """Explain one photo, with as many passes as its method needs."""
-    with telling_memory(prepared.pixels):
-        return _answered(model, prepared, question)
-
-
-def _answered(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)
