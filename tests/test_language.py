@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,9 @@ def test_a_missing_extra_is_installed_as_visattn_was(
     with pytest.raises(MissingExtra) as caught:
         extras.need("no_such_module", "video", "a film")
     assert str(caught.value) == f"a film needs no_such_module, which is not installed. {command}"
+
+
+def test_a_missing_extra_is_installed_in_the_source_folder_wherever_python_runs(tmp_path: Path) -> None:
+    code = "from visattn._support.extras import need; need('no_such_module', 'video', 'a film')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'In the source folder of visattn, run: pip install -e ".[video]"' in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from visattn.errors import MissingExtra
 
-_PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # only a source checkout has it beside the package
+_PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # only a source checkout has it beside the package
 
 
 def installed(module: str) -> bool:
