@@ -14,7 +14,15 @@ from torch import Tensor
 from tests.conftest import Figures
 from tests.oracles import maps as oracles
 from tests.tiny import operands
-from visattn.core.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
+from visattn.core.operators import (
+    MatrixGradient,
+    MatrixOperator,
+    Operator,
+    OuterGradient,
+    SampledOperator,
+    SoftmaxOperator,
+    SumOperator,
+)
 from visattn.core.operators.operator import ROWS
 from visattn.errors import OptionError, ShapeError
 
@@ -545,3 +553,34 @@ def test_a_coefficient_of_each_head_stays_whole_for_one_image() -> None:
         whole = SumOperator([(1.0, parts[0]), (-coefficient, parts[1])])
         for number in range(heads):
             assert torch.allclose(whole.image(number).dense()[0], whole.dense()[number], atol=1e-6)
+
+
+IMAGES, OF_HEADS, ROWS_OF, KEYS_OF = 3, 2, 5, 4  # all different, so that none stands for another
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda: SampledOperator(
+            torch.zeros(IMAGES, OF_HEADS, ROWS_OF, 6).long(), torch.rand(IMAGES, OF_HEADS, ROWS_OF, 6), KEYS_OF
+        ),
+        lambda: MatrixOperator(torch.rand(IMAGES, OF_HEADS, ROWS_OF, KEYS_OF).softmax(-1)),
+        lambda: SoftmaxOperator(torch.rand(IMAGES, OF_HEADS, ROWS_OF, 7), torch.rand(IMAGES, OF_HEADS, KEYS_OF, 7)),
+    ],
+    ids=["sampled", "matrix", "softmax"],
+)
+def test_shape_counts_images_and_heads_apart(operator: Callable[[], Operator]) -> None:
+    assert operator().shape == (IMAGES, OF_HEADS, ROWS_OF, KEYS_OF)
+    assert operator().dense().shape == (IMAGES, OF_HEADS, ROWS_OF, KEYS_OF)
+
+
+@pytest.mark.parametrize("blocks", [(), (2,)], ids=["one block", "two blocks"])
+def test_gradients_of_one_image_are_those_among_others(blocks: tuple[int, ...]) -> None:
+    out, value = torch.rand(IMAGES, OF_HEADS, *blocks, ROWS_OF, 7), torch.rand(IMAGES, OF_HEADS, *blocks, KEYS_OF, 7)
+    rows, columns = slice(1, 4), torch.tensor([3, 0])
+    matrix = out @ value.mT
+    for gradient in (OuterGradient(out, value), MatrixGradient(matrix)):
+        for number in range(IMAGES):
+            found = gradient.image(number).part(len(blocks), rows, columns, torch.float64)
+            truth = matrix[number : number + 1, :, 1] if blocks else matrix[number : number + 1]
+            torch.testing.assert_close(found, truth[:, :, rows][..., columns].double(), atol=1e-6, rtol=0)

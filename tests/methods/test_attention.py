@@ -221,3 +221,12 @@ def test_several_forwards_are_refused(recorded: Recording) -> None:
 def test_recording_without_attention_is_refused(layer: Any) -> None:
     with pytest.raises(OptionError):
         methods.attention(Recording(), layer=layer)
+
+
+def test_the_share_on_prefix_tokens_is_that_of_the_weights() -> None:
+    made = tiny.recording(prefix=("cls", "register0"), readout="cls")
+    row = tiny.matrices(made[-1])[0][:, 0]  # (heads, keys)
+    share = float(row[:, :2].sum() / row.sum())
+    assert f"{share:.0%} of the attention goes to the prefix tokens (cls, register0) and is not drawn" in str(
+        methods.attention(made).provenance.notes
+    )

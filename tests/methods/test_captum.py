@@ -719,3 +719,34 @@ def test_a_recording_without_provenance_facts_is_enough() -> None:
     assert made.provenance.versions["captum"] == captum.__version__
     assert made.provenance.parameters == {"segments": "grid 2 x 3", "baseline": "mean"}
     assert "baseline: the mean color of the training images, 0, 0, 0 after normalization" in made.provenance.notes
+
+
+def test_slic_sees_the_colors_of_each_photo(monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = torch.rand(2, 3, *SIZE, generator=torch.Generator().manual_seed(7))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+    seen: list[Tensor] = []
+
+    def kept(photo: Tensor, _count: int) -> segments.Segments:
+        seen.append(photo)
+        return segments.grid(SIZE, *CELLS)
+
+    monkeypatch.setattr(segments, "slic", kept)
+    ScoredImages((photos - mean) / std, lambda pixels: pixels.sum((1, 2, 3)), MEAN, STD).parts("slic", None, 6)
+    for photo, shown in zip(photos, seen, strict=True):
+        torch.testing.assert_close(shown, photo)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "text"), [(12, 18, "pixels"), (12, 9, "grid 12 x 9"), (1, 2, "grid 1 x 2"), (12, 1, "grid 12 x 1")]
+)
+def test_cells_of_a_grid_are_counted_by_row_and_column(rows: int, columns: int, text: str) -> None:
+    made = segments.grid(SIZE, rows, columns)
+    assert (made.grid, made.text, len(made)) == ((rows, columns), text, rows * columns)
+    for y, x in ((0, 0), (5, 7), (11, 17)):
+        assert int(made.labels[y, x]) == (y * rows // SIZE[0]) * columns + x * columns // SIZE[1]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (0, 2), (2, 0), (13, 1), (1, 19)])
+def test_grids_of_one_cell_or_of_less_than_a_pixel_are_refused(rows: int, columns: int) -> None:
+    with pytest.raises(OptionError, match=f"got {rows} x {columns}"):
+        segments.grid(SIZE, rows, columns)

@@ -148,3 +148,21 @@ def test_steps_follow_the_recorded_order_of_self_and_cross_attention(follows: in
     before = ["", "layers.0", f"layers.{follows}", "layers.2", "layers.3"]
     records = [replace(record, follows=(layer, 0)) for record, layer in zip(made, before, strict=True)]
     assert_relevance(Composed(replace(made, records=records), gradients), steps)
+
+
+def test_more_images_than_heads_are_each_explained_as_alone() -> None:
+    images, heads = 3, 2
+    place = SETS["image"]
+    q, k = (torch.randn(images, heads, len(place), 8) for _ in range(2))
+    gradient = torch.randn(images, heads, len(place), len(place), dtype=torch.float64)
+
+    def shown(chosen: slice) -> torch.Tensor:
+        operator = SoftmaxOperator(q[chosen], k[chosen]).with_gradient(MatrixGradient(gradient[chosen]))
+        made = Recording(input_size=tiny.INPUT)
+        made.records.append(AttentionRecord("layers.0", 0, 0, "self", operator, place, place))
+        return methods.relevance(made, query="mean", dtype=torch.float64).values
+
+    together = shown(slice(None))
+    assert together.shape[0] == images
+    for number in range(images):
+        torch.testing.assert_close(together[number : number + 1], shown(slice(number, number + 1)))

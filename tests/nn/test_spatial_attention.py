@@ -29,6 +29,7 @@ from tests.oracles.arithmetic import (
     softmax,
     tensor,
 )
+from visattn.errors import OptionError
 from visattn.nn import (
     AttentionAugmentedConv2d,
     ExternalAttention,
@@ -245,3 +246,11 @@ def test_pooled_keys_leave_out_an_odd_last_column() -> None:
     changed = x.clone()
     changed[..., 4] += 1
     torch.testing.assert_close(module(changed)[..., :4], module(x)[..., :4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("channels", "reduction", "hidden"), [(8, 16, 2), (16, 16, 2), (64, 16, 4), (6, 2, 3)])
+def test_the_bottleneck_of_global_context_has_two_channels_or_more(channels: int, reduction: int, hidden: int) -> None:
+    module = GlobalContext(channels, reduction)
+    assert (module.fc1.out_channels, module.fc2.in_channels, module.norm.normalized_shape) == (hidden, hidden, (hidden, 1, 1))
+    with pytest.raises(OptionError, match="bottleneck"):
+        GlobalContext(channels, width=1)
