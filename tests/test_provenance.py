@@ -93,7 +93,7 @@ def test_versions_of_two_provenances_are_not_one_dictionary() -> None:
 
 
 WRITTEN = {"parameters", "sinks", "target", "scores", "normalization", "value_range", "drawing", "preprocessing", "method"}
-PRINTS = {"talk.py", "payload.py", "provenance.py"}  # the first two print fields, the last defines the class
+PRINTS = {"talk.py", "study_payload.py", "provenance.py"}  # the first two print fields, the last defines the class
 
 
 def _read(path: Path) -> list[str]:

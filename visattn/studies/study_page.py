@@ -19,7 +19,7 @@ class PageOptions(TypedDict, total=False):
     heads: Sequence[int] | None
 
 
-@typed(but=("study",))
+@typed(but=("study", "heads"))
 def html_of(study: Sequence[View], *, max_mb: float = MAX_MB, layers: str = "*", heads: Sequence[int] | None = None) -> str:
     """Return a study as an HTML page. It refers to nothing outside of itself.
 
