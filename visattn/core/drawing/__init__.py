@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from visattn._support.faces import face
 
 if TYPE_CHECKING:
-    from visattn.core.drawing.filmstrips import animation as animation, entropies as entropies, filmstrip as filmstrip
+    from visattn.core.drawing.filmstrips import (
+        StripOptions as StripOptions,
+        animation as animation,
+        entropies as entropies,
+        filmstrip as filmstrip,
+    )
     from visattn.core.drawing.gate_pages import gate_page as gate_page
     from visattn.core.drawing.marks import (
         draw_box as draw_box,
@@ -28,7 +33,7 @@ else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
-            ".filmstrips": ["animation", "entropies", "filmstrip"],
+            ".filmstrips": ["StripOptions", "animation", "entropies", "filmstrip"],
             ".gate_pages": ["gate_page"],
             ".marks": ["draw_box", "draw_glimpses", "draw_window", "outline", "ring", "spotlight"],
             ".matrices": ["matrix_page"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -48,21 +48,34 @@ __all__ = ["animation", "filmstrip"]
 _MOST, _WIDEST = 200, 1024  # largest number of words; largest panel width in pixels
 
 
-@spelled(StyleOptions)
+class StripOptions(StyleOptions, total=False):
+    """Options of a filmstrip and its animation.
+
+    Attributes:
+        chosen_cells: For each word the cell `(row, column)` that hard attention chose, or None; it is drawn as a box.
+        word_notes: For each word a line to write under it, for example its entropy, see `entropies`.
+        strengths: For each word a number from 0 to 1: how visible its map is. At 0 its panel shows the photo alone. By default all are 1.
+        shared_scale: Whether all words share one color scale. By default each has its own, with its range written under it.
+        notes: Lines below the panels.
+    """
+
+    chosen_cells: Sequence[tuple[int, int] | None]
+    word_notes: Sequence[str]
+    strengths: Sequence[float]
+    shared_scale: bool
+    notes: Sequence[str]
+
+
+@spelled(StripOptions)
 def filmstrip(
     photo: object,
     attention_map: AttentionMap,
     geometry: Geometry,
     *,
-    chosen_cells: Sequence[tuple[int, int] | None] = (),
-    word_notes: Sequence[str] = (),
-    strengths: Sequence[float] = (),
     panel: int = 160,
     columns: int | None = None,
-    shared_scale: bool = False,
     title: str = "",
-    notes: Sequence[str] = (),
-    **style: Unpack[StyleOptions],
+    **options: Unpack[StripOptions],
 ) -> Picture:
     """Draw the photo, then one panel per word: the photo under the attention map of that word.
 
@@ -70,16 +83,11 @@ def filmstrip(
         photo: The photo.
         attention_map: Map of one image whose only axis is `word`; its labels are the words.
         geometry: Position of the model's input on the photo.
-        chosen_cells: For each word the cell `(row, column)` that hard attention chose, or None; it is drawn as a box.
-        word_notes: For each word a line to write under it, for example its entropy, see `entropies`.
-        strengths: For each word a number from 0 to 1: how visible its map is. At 0 its panel shows the photo alone. By default all are 1.
         panel: Width of a panel in pixels, 64 to 1024.
         columns: Panels per row; by default chosen so that few cells of the figure stay empty.
-        shared_scale: Whether all words share one color scale. By default each has its own, with its range written under it.
         title: Line above the panels.
-        notes: Lines below the panels.
-        style: See `visattn.drawing.Style`. By default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the grid
-            unchanged; any other interpolation is stated on the figure. A map with a single nonzero cell is never smoothed.
+        options: See `StripOptions`, and `visattn.drawing.Style`. By default `opacity` is 0.6 and `interpolation` is `nearest`, which shows
+            the grid unchanged; any other interpolation is stated on the figure. A map with a single nonzero cell is never smoothed.
 
     Returns:
         The figure; PNG files of it store its provenance. A word with a constant map shows the unchanged photo and a note; on a shared
@@ -95,18 +103,7 @@ def filmstrip(
         Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs from the figures there, which are upsampled and
         blurred: the cells are shown unchanged.
     """
-    panels, strip, foot = _drawn(
-        photo,
-        attention_map,
-        geometry,
-        chosen_cells,
-        word_notes,
-        strengths,
-        notes,
-        panel=panel,
-        shared_scale=shared_scale,
-        style=Style(**PAGE | style).opaque(),
-    )
+    panels, strip, foot = _drawn(photo, attention_map, geometry, panel, options)
     strip = [Cell(panels.photo), *strip]
     across = min(range(4, 8), key=lambda count: (-len(strip) % count, -count)) if columns is None else columns
     if across < 1:
@@ -116,37 +113,27 @@ def filmstrip(
     return carrying(page, panels.provenance())
 
 
-@spelled(StyleOptions)
+@spelled(StripOptions)
 def animation(
     photo: object,
     attention_map: AttentionMap,
     geometry: Geometry,
     *,
-    chosen_cells: Sequence[tuple[int, int] | None] = (),
-    word_notes: Sequence[str] = (),
-    strengths: Sequence[float] = (),
     panel: int = 320,
-    shared_scale: bool = False,
     title: str = "",
-    notes: Sequence[str] = (),
     milliseconds: int = 800,
-    **style: Unpack[StyleOptions],
+    **options: Unpack[StripOptions],
 ) -> bytes:
     """Draw the panels of `filmstrip` as frames of a lossless animated WebP, each with its word on a white band below.
 
     Args:
-        photo: The photo.
-        attention_map: Map of one image whose only axis is `word`; its labels are the words.
-        geometry: Position of the model's input on the photo.
-        chosen_cells: For each word the cell that hard attention chose, or None; see `filmstrip`.
-        word_notes: For each word a line to write under it.
-        strengths: For each word how visible its map is, see `filmstrip`.
+        photo: See `filmstrip`.
+        attention_map: See `filmstrip`.
+        geometry: See `filmstrip`.
         panel: Width of a frame in pixels, 64 to 1024.
-        shared_scale: Whether all words share one color scale.
         title: Text under the photo, which is the first frame.
-        notes: Lines at the bottom of every frame.
         milliseconds: Duration of each frame, 20 to 60000.
-        style: See `filmstrip`.
+        options: See `filmstrip`; the notes are at the bottom of every frame.
 
     Returns:
         Content of the WebP file, which loops forever.
@@ -157,18 +144,7 @@ def animation(
         MapError: See `filmstrip`.
     """
     duration = round(between(milliseconds, 20, 60_000, "milliseconds"))
-    panels, strip, foot = _drawn(
-        photo,
-        attention_map,
-        geometry,
-        chosen_cells,
-        word_notes,
-        strengths,
-        notes,
-        panel=panel,
-        shared_scale=shared_scale,
-        style=Style(**PAGE | style).opaque(),
-    )
+    panels, strip, foot = _drawn(photo, attention_map, geometry, panel, options)
     bar = replace(panels.bar(), label=panels.heat.meaning)
     lines = max(len(lines_of(cell.caption)) for cell in strip)
     first = _frame(Cell(panels.photo, heading=printable(title)), "", lines, bar, foot)
@@ -221,19 +197,14 @@ def _words(attention_map: AttentionMap) -> list[str]:
 
 
 def _drawn(
-    photo: object,
-    attention_map: AttentionMap,
-    geometry: Geometry,
-    chosen_cells: Sequence[tuple[int, int] | None],
-    word_notes: Sequence[str],
-    strengths: Sequence[float],
-    notes: Sequence[str],
-    *,
-    panel: int,
-    shared_scale: bool,
-    style: Style,
+    photo: object, attention_map: AttentionMap, geometry: Geometry, panel: int, options: StripOptions
 ) -> tuple[Panels, list[Cell], list[str]]:
     """Draw the panels; return them with the cells of the words and the notes below the figure."""
+    chosen_cells, word_notes = options.get("chosen_cells", ()), options.get("word_notes", ())
+    strengths, notes, shared_scale = options.get("strengths", ()), options.get("notes", ()), options.get("shared_scale", False)
+    own = StripOptions.__annotations__.keys() - StyleOptions.__annotations__.keys()
+    chosen: dict[str, Any] = {**PAGE} | {name: value for name, value in options.items() if name not in own}
+    style = Style(**chosen).opaque()
     words = _words(attention_map)
     between(panel, 64, _WIDEST, "panel")
     for name, given in (("word_notes", word_notes), ("chosen_cells", chosen_cells), ("strengths", strengths)):
