@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import timm
 import torch
 
 import visattn
-from visattn._support.typed import check_types
+from visattn._support.typed import _hints, check_types
 from visattn.core.methods import METHODS
 from visattn.errors import OptionError
 
@@ -119,3 +121,41 @@ def test_compiled_model_is_explained_like_the_original_model(vit: Any) -> None:
     found = visattn.explain(compiled, PHOTO, method="attention")
     assert torch.equal(found.map.values, plain.map.values)
     assert found.provenance.preprocessing == plain.provenance.preprocessing
+
+
+def _decorated() -> list[tuple[str, Callable[..., Any]]]:
+    """Return the public functions and methods that some decorator wraps."""
+    found: list[tuple[str, Callable[..., Any]]] = []
+    parts = [visattn, *(getattr(visattn, name) for name in dir(visattn) if isinstance(getattr(visattn, name), ModuleType))]
+    for part in parts:
+        for name in part.__all__:
+            value = getattr(part, name)
+            members = (
+                {f"{name}.{key}": getattr(value, key, None) for key in dir(value)} if inspect.isclass(value) else {name: value}
+            )
+            found += [
+                (f"{part.__name__}.{key}", member)
+                for key, member in members.items()
+                if inspect.isfunction(member) and inspect.unwrap(member) is not member and member.__module__.startswith("visattn")
+            ]
+    return found
+
+
+def test_annotations_of_every_decorated_function_can_be_read() -> None:
+    """One name that only type checkers import would switch the checks of a function off."""
+    every = _decorated()
+    assert len(every) > 40
+    unread = [
+        name
+        for name, function in every
+        if (plain := inspect.unwrap(function)).__annotations__.keys() - {"return"} and not _hints(plain)
+    ]
+    assert not unread
+
+
+def test_a_return_type_for_type_checkers_alone_does_not_switch_checks_off() -> None:
+    def drawn(legend: bool) -> Nowhere:  # type: ignore[name-defined]  # noqa: F821
+        raise NotImplementedError(legend)
+
+    with pytest.raises(OptionError, match="legend must be True or False, got 'x'"):
+        check_types(drawn, {"legend": "x"})

@@ -62,8 +62,12 @@ def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    plain: Any = inspect.unwrap(function)
+    hints = {name: hint for name, hint in plain.__annotations__.items() if name != "return"}
     try:
-        return {name: hint for name, hint in typing.get_type_hints(function).items() if name != "return"}
+        if inspect.isclass(plain):
+            return typing.get_type_hints(plain)
+        return typing.get_type_hints(types.SimpleNamespace(__annotations__=hints), globalns=plain.__globals__)
     except NameError:  # an annotation uses a name imported for type checkers only
         return {}
 
