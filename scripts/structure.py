@@ -116,11 +116,12 @@ def excused(module: str) -> bool:
 
 
 def public(tree: ast.Module) -> set[str]:
-    """Return the names in a module's `__all__`, written as a list or made by `face`."""
-    for node in [node for part in tree.body for node in ([part, *part.orelse] if isinstance(part, ast.If) else [part])]:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(part, ast.Name) and part.id == "__all__" for target in targets for part in ast.walk(target)):
+    """Return the names in a module's `__all__`; of one made by `face`, what type checkers import there."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(target) == "__all__" for target in node.targets):
             return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+        if isinstance(node, ast.If) and any("face(" in ast.unparse(part) for part in node.orelse):
+            return {alias.name for part in node.body if isinstance(part, ast.ImportFrom) for alias in part.names}
     return set()
 
 

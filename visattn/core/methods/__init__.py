@@ -9,6 +9,7 @@ attention; two of them need the features of a layer.
 from typing import TYPE_CHECKING
 
 from visattn._support.faces import face
+from visattn.core.methods.table import MODULES
 
 if TYPE_CHECKING:
     from visattn.core.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
@@ -48,28 +49,13 @@ if TYPE_CHECKING:
     from visattn.core.methods.scored import ScoredImages as ScoredImages
     from visattn.core.methods.table import METHODS as METHODS, name_of as name_of
 else:
+    functions = {f".{module}": [] for module in MODULES.values()}
+    for name, module in MODULES.items():
+        functions[f".{module}"].append(name.rpartition(".")[2])  # a function has the name of its method
     __getattr__, __dir__, __all__ = face(
         __name__,
-        {
-            ".by_perturbation.cams": ["ablationcam", "scorecam"],
-            ".by_perturbation.captum": ["integrated_gradients", "kernel_shap", "lime", "occlusion", "smoothgrad"],
-            ".from_attention.attention": ["attention"],
-            ".from_attention.flow": ["attention_flow"],
-            ".from_attention.gradients": ["attention_gradient", "gradient_rollout"],
-            ".from_attention.legrad": ["legrad"],
-            ".from_attention.norm": ["norm_attention"],
-            ".from_attention.relevance": ["relevance"],
-            ".from_attention.rollout": ["rollout"],
-            ".from_attention.transition": ["transition_attention"],
-            ".from_features.cam": ["cam"],
-            ".from_features.eigencam": ["eigencam"],
-            ".from_features.pca": ["pca"],
-            ".from_features.similarity": ["similarity"],
-            ".from_gradients.gradcam": ["gradcam", "gradcam_plus_plus", "xgradcam"],
-            ".from_gradients.hirescam": ["hirescam", "layercam"],
-            ".from_gradients.saliency": ["input_x_gradient", "saliency"],
-            ".gate_maps": ["gates"],
-            ".glimpse_paths": ["glimpses"],
+        functions
+        | {
             ".method": ["Method"],
             ".queries": ["QUERY_SPELLINGS"],
             ".scored": ["ScoredImages"],
