@@ -100,7 +100,9 @@ def test_no_weights_or_cache_files_are_packed(distributions: dict[str, Path]) ->
         names = wheel.namelist() + sdist.getnames()
     weights = [name for name in names if name.endswith((".safetensors", ".pth", ".pyc", ".onnx"))]
     assert not [
-        name for name in weights if not re.search(r"visattn/core/shipped/networks/\w+/model\.safetensors$|assets/checkpoints/", name)
+        name
+        for name in weights
+        if not re.search(r"visattn/core/shipped/networks/\w+/model\.safetensors$|assets/checkpoints/", name)
     ]
     assert "visattn/core/shipped/networks/scenes_vit/model.safetensors" in names
     assert "visattn/models/vit.py" in names
