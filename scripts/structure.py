@@ -60,7 +60,8 @@ def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> Iterat
                 home = str(child.module)
                 for alias in child.names:
                     whole = f"{home}.{alias.name}"
-                    yield Import(name, whole if whole in known else home, alias.name, child.lineno, late, types)
+                    of, taken = (whole, "") if whole in known else (home, alias.name)
+                    yield Import(name, of, taken, child.lineno, late, types)
             elif isinstance(child, ast.Import):
                 yield from (
                     Import(name, alias.name, "", child.lineno, late, types)
@@ -133,10 +134,9 @@ def crossing(every: list[Import], known: dict[str, ast.Module]) -> list[str]:
         for one in every
         if one.name
         and one.by != PACKAGE
-        and one.of not in (PACKAGE, f"{one.of.rpartition('.')[0]}.{one.name}")
+        and one.of != PACKAGE
         and room(one.by) != room(one.of)
         and not one.of.startswith(OPEN)
-        and not one.of.endswith(f".{one.name}")
         and one.name not in stated[one.of]
     ]
 
@@ -223,7 +223,7 @@ def main() -> int:
     faults += [
         f"{one.by}, line {one.line}: takes {one.name}, which is private, from {one.of}"
         for one in every
-        if one.name.startswith("_") and not one.name.startswith("__") and f"{one.of}" not in (f"{PACKAGE}.{one.name}",)
+        if one.name.startswith("_") and not one.name.startswith("__")
     ]
     faults += [f"{name}: bears the name of a function that is public in its folder" for name in shadowing(known)]
     faults += crossing(every, known)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.capturing.test_odd_models import Pruned
-from visattn import explain, explain_batch
+from visattn import explain, explain_batch, study
 from visattn.core.pipeline import running
 from visattn.core.pipeline.passes import one_pass
 from visattn.core.pipeline.targets import Target
@@ -195,8 +195,20 @@ def test_places_are_those_of_each_photo_however_they_are_spelled(target: str) ->
 def test_one_target_in_a_list_is_that_of_all_and_several_are_refused() -> None:
     model = tiny.vit()
     same(model, method="gradcam", target=[2])
-    with pytest.raises(OptionError, match="target must be one for all images, got 2"):
+    several = r"target must be one for all images, got 2\. Make a call for each target\."
+    with pytest.raises(OptionError, match=several):
         list(explain_batch(model, PHOTOS, method="gradcam", target=[1, 2]))
+    with pytest.raises(OptionError, match=several):
+        explain(model, PHOTOS[0], method="gradcam", target=[1, 2])
+
+
+def test_every_map_of_a_compiled_model_says_that_it_ran_without_that() -> None:
+    compiled: Any = torch.compile(tiny.vit(), backend="eager")
+    note = "the model is compiled, and ran without that"
+    explained = [explain(compiled, PHOTOS[0], method="rollout"), *explain_batch(compiled, PHOTOS[:2], method="rollout")]
+    (view,) = study(compiled, PHOTOS[0], methods=["rollout"])
+    for made in (*(one.provenance for one in explained), view.provenance, view.maps["rollout"].provenance):
+        assert made.notes.count(note) == 1
 
 
 class _Greedy(torch.autograd.Function):

@@ -57,7 +57,7 @@ def _of_all(of: Of) -> Of:
     """
     if isinstance(of, Sequence) and not isinstance(of, str):
         if len(of) != 1:
-            raise OptionError(f"target must be one for all images, got {len(of)}. Explain each image with its own: explain(...).")
+            raise OptionError(f"target must be one for all images, got {len(of)}. Make a call for each target.")
         return of[0]
     return of
 
