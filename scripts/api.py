@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType, UnionType
 from typing import Literal, get_args, get_origin
 
 ROOT = Path(__file__).parents[1]
@@ -27,18 +28,20 @@ def packages() -> list[str]:
     return found
 
 
-_KINDS = {dict: "Dictionary", tuple: "Tuple", frozenset: "Set", str: "Text", int: "Whole number", float: "Number"}
+_KINDS = {Mapping: "Dictionary", tuple: "Tuple", frozenset: "Set", str: "Text", int: "Whole number", float: "Number"}
 
 
 def line(value: object, name: str = "") -> str:
     """Return the first line of a docstring; for values without one, their kind in words. `NETWORKS` holds networks, by its name."""
+    if isinstance(value, (GenericAlias, UnionType)):
+        return f"Type: {str(value).replace('|', 'or')}."
     text = inspect.getdoc(value) if callable(value) or isinstance(value, ModuleType) else None
     if text:
         return text.split("\n")[0]
     if get_origin(value) is Literal:
         return f"Type: {', '.join(map(repr, get_args(value)))}."
     kind = next((words for kind, words in _KINDS.items() if isinstance(value, kind)), type(value).__name__)
-    if isinstance(value, (dict, tuple, frozenset)):
+    if isinstance(value, (Mapping, tuple, frozenset)):
         return f"{kind} of {len(value)} {name.lower() if name.endswith('S') else 'entries'}."
     return f"{kind}."
 

@@ -141,7 +141,7 @@ class CaptionerBlueprint:
 def save_captioner(
     model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, facts: Mapping[str, Any] | None = None
 ) -> Path:
-    """Save a captioner to a new folder for `load`. The folder is written completely or not at all.
+    """Save a captioner to a new folder for `load_captioner`. The folder is written completely or not at all.
 
     Args:
         model: Captioner built from the blueprint, without wrappers.
