@@ -19,7 +19,7 @@ from visattn._support.language import flag, in_shell, option, worded
 from visattn.batch.cluster import Explainer
 from visattn.core.loading import load_model
 from visattn.core.maps import load_map
-from visattn.errors import MissingExtra, VisattnError, VisattnNote
+from visattn.errors import MissingExtra, VisattnError
 from visattn.training import Config, train
 
 FLAG = re.compile(r"(?<![\w-])(--[a-z]|-o\b)")
@@ -141,13 +141,6 @@ def test_a_message_speaks_the_language_of_its_caller(run: Run, photo: Path, tmp_
     assert code not in (0, 70)
     assert shell in line
     assert not KEYWORD.search(line)
-
-
-def test_a_note_names_the_option_as_its_caller_does(run: Run, photo: Path) -> None:  # noqa: F811
-    with pytest.warns(VisattnNote, match="^weights False is understood as 'none'$"):
-        load_model("vit_tiny_patch16_224", weights=False)  # type: ignore[arg-type]
-    with pytest.warns(VisattnNote, match="^--method 'AttentionRollout' is understood as 'rollout'$"):
-        assert run("overlay", photo, *TINY, *COLORED, "--method", "AttentionRollout")[0] == 0
 
 
 def test_options_are_written_in_both_languages() -> None:

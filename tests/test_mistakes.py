@@ -1,4 +1,4 @@
-"""Typical calls and command lines: other spellings are understood, with a note, and mistakes get one line with the fix.
+"""Typical calls and command lines: what is meant is understood, and mistakes and words of other libraries get one line with the fix.
 
 Each row is a call or a command line, and a pattern of the note or of the error. Networks are the shipped ones, so nothing is downloaded.
 """
@@ -92,7 +92,7 @@ class Broken(nn.Module):
         return self.head(self.conv(x).mean((2, 3)))
 
 
-# a call, what it must return or None, and the note; an empty note: the spelling is a documented one
+# a call, what it must return, and the note; an empty note: the form is a documented one
 UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "the mean as a head": (
         lambda: facts(method="attention", head="mean").parameters["fusion"],
@@ -102,11 +102,6 @@ UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a class as transformers counts": (lambda: facts(target="LABEL_2").scores[0]["class"], 2, ""),
     "mean and std as one number": (lambda: facts(mean=0.5, std=0.5).preprocessing["mean"]["value"], [0.5] * 3, ""),
     "record by name": (lambda: _recording()["blocks.1.attn"].layer, "blocks.1.attn", ""),
-    "attention module in capitals": (
-        lambda: visattn.attach(nn.Sequential(nn.Conv2d(3, 16, 3)), "SE", where="0").sites[0].name,
-        "0",
-        "attention 'SE' is understood as 'se'",
-    ),
     "a part of nn.Sequential by number": (
         lambda: (
             explain(
@@ -119,15 +114,6 @@ UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "1",
         "",
     ),
-    "method in capitals": (lambda: facts(method="Rollout").method, "rollout", "method 'Rollout' is understood as 'rollout'"),
-    "method in words": (lambda: facts(method="attention rollout").method, "rollout", "understood as 'rollout'"),
-    "GradCAM": (lambda: facts(model=cnn, method="GradCAM").method, "gradcam", "'GradCAM' is understood as 'gradcam'"),
-    "Grad-CAM++": (
-        lambda: facts(model=cnn, method="Grad-CAM++").method,
-        "gradcam_plus_plus",
-        "understood as 'gradcam_plus_plus'",
-    ),
-    "LayerCAM": (lambda: facts(model=cnn, method="LayerCAM").method, "layercam", "understood as 'layercam'"),
     "a function as method": (lambda: facts(method=visattn.methods.rollout).method, "rollout", ""),
     "alias of the paper": (lambda: facts(method="chefer").method, "relevance", ""),
     "pixel as a pair": (lambda: facts(method="attention", query=(60, 60)).parameters["query"], "patch:2,2", ""),
@@ -155,60 +141,17 @@ UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
     ),
     "layer as a digit": (lambda: facts(method="attention", layer="2").parameters["layer"], "blocks.2.attn", "layer '2'"),
     "last layer": (lambda: facts(method="attention", layer="last").parameters["layer"], "blocks.3.attn", "understood as -1"),
-    "target_layers": (
-        lambda: facts(model=cnn, method="gradcam", target_layers=[cnn().get_submodule("layer2")]).parameters["layer"],
-        "layer2",
-        "target_layers is understood as layer",
-    ),
-    "class_idx": (lambda: facts(class_idx=4).target[0][:13], "logit of star", "class_idx is understood as target"),
-    "target_category": (lambda: facts(target_category="star").target[0][:13], "logit of star", "understood as target"),
     "numpy class": (lambda: facts(target=np.int64(4)).target[0][:13], "logit of star", ""),
     "class as a tensor": (lambda: facts(target=torch.tensor(4)).target[0][:13], "logit of star", ""),
-    "alpha": (lambda: found().draw(alpha=0.3)[1].drawing["opacity"], 0.3, "alpha is understood as opacity"),
-    "cmap": (lambda: found().draw(cmap="jet")[1].drawing["colormap"], "jet", "cmap is understood as colormap"),
-    "color map in capitals": (
-        lambda: found().draw(colormap="Viridis")[1].drawing["colormap"],
-        "viridis",
-        "understood as 'viridis'",
-    ),
-    "color map of OpenCV": (lambda: found().draw(colormap=2)[1].drawing["colormap"], "jet", "colormap 2 is understood as 'jet'"),
-    "color map by OpenCV's name": (
-        lambda: found().draw(colormap="COLORMAP_TURBO")[1].drawing["colormap"],
-        "turbo",
-        "understood as 'turbo'",
-    ),
-    "diverging map of matplotlib": (
-        lambda: found().draw(colormap="RdBu_r")[1].drawing["colormap"],
-        "blue-white-red",
-        "understood as 'blue-white-red'",
-    ),
-    "interpolation linear": (
-        lambda: found().draw(interpolation="linear")[1].drawing["interpolation"],
-        "bilinear",
-        "understood as 'bilinear'",
-    ),
-    "min-max": (lambda: found().draw(normalize="min-max")[1].normalization, "minmax", "understood as 'minmax'"),
-    "norm": (lambda: found().draw(norm="percentile")[1].normalization, "percentile", "norm is understood as normalize"),
     "a batch of one array": (lambda: explain(image=scene()[None]).photo.size, (224, 224), ""),
     "channels first": (lambda: explain(image=scene().transpose(2, 0, 1)).photo.size, (224, 224), ""),
     "BGR turned around": (lambda: explain(image=scene()[..., ::-1]).photo.size, (224, 224), ""),
     "a tensor in [0, 1]": (lambda: explain(image=torch.from_numpy(scene() / 255)).photo.size, (224, 224), ""),
     "a dictionary": (lambda: explain(image={"image": scene(), "label": 3}).photo.size, (224, 224), "taken from the key 'image'"),
     "a list of one": (lambda: explain(image=["scene:7"]).photo.size, (224, 224), ""),
-    "image_size": (lambda: explain(image_size=64).geometry.input, (64, 64), "image_size is understood as img_size"),
     "size with channels": (lambda: explain(img_size=(3, 64, 64)).geometry.input, (64, 64), ""),
-    "weights=True": (
-        lambda: visattn.load_model("tf_efficientnet_lite0", weights=False) is not None,
-        True,
-        "weights False is understood as 'none'",
-    ),
-    "pretrained": (
-        lambda: visattn.load_model("resnet18", pretrained=False) is not None,
-        True,
-        "pretrained is understood as weights",
-    ),
     "timm/ before the name": (
-        lambda: visattn.load_model("timm/resnet18", weights="random") is not None,
+        lambda: visattn.load_model("timm/resnet18", weights="none") is not None,
         True,
         "model timm/resnet18 is understood as resnet18",
     ),
@@ -238,6 +181,41 @@ UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
 
 # a call, and the error
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "attention module in capitals": (
+        lambda: visattn.attach(nn.Sequential(nn.Conv2d(3, 16, 3)), "SE", where="0"),
+        "unknown attention 'SE'; did you mean 'se'?",
+    ),
+    "method in capitals": (lambda: explain(method="Rollout"), "unknown method 'Rollout'; did you mean 'rollout'?"),
+    "method in words": (lambda: explain(method="attention rollout"), "did you mean 'rollout'?"),
+    "Grad-CAM++": (lambda: explain(model=cnn, method="Grad-CAM++"), "did you mean 'gradcam_plus_plus'?"),
+    "method of another library": (lambda: explain(method="vanilla gradient"), "did you mean 'captum.saliency'?"),
+    "another name of an alias": (lambda: explain(method="Chefer"), "did you mean 'relevance'?"),
+    "target_layers": (
+        lambda: explain(model=cnn, method="gradcam", target_layers=[cnn().get_submodule("layer2")]),
+        "explain has no option target_layers; it is called layer",
+    ),
+    "class_idx": (lambda: explain(class_idx=4), "no option class_idx; it is called target"),
+    "heads": (lambda: explain(heads=0, method="attention"), "no option heads; it is called head"),
+    "alpha": (lambda: found().draw(alpha=0.3), "draw has no option alpha; it is called opacity"),
+    "cmap": (lambda: found().overlay(cmap="jet"), "no option cmap; it is called colormap"),
+    "norm": (lambda: found().draw(norm="percentile"), "no option norm; it is called normalize"),
+    "color map in capitals": (lambda: found().draw(colormap="Viridis"), "unknown colormap 'Viridis'; did you mean 'viridis'?"),
+    "color map of OpenCV": (lambda: found().draw(colormap=2), "unknown colormap '2'; did you mean 'jet'?"),
+    "color map by OpenCV's name": (lambda: found().draw(colormap="COLORMAP_TURBO"), "did you mean 'turbo'?"),
+    "diverging map of matplotlib": (lambda: found().draw(colormap="RdBu_r"), "did you mean 'blue-white-red'?"),
+    "interpolation linear": (lambda: found().draw(interpolation="linear"), "did you mean 'bilinear'?"),
+    "min-max": (lambda: found().draw(normalize="min-max"), "unknown normalization 'min-max'; did you mean 'minmax'?"),
+    "image_size": (lambda: explain(image_size=64), "no option image_size; it is called img_size"),
+    "class token": (lambda: explain(method="attention", query="[CLS]"), "unknown query '\\[CLS\\]'; did you mean 'cls'?"),
+    "weights=False": (
+        lambda: visattn.load_model("tf_efficientnet_lite0", weights=False),
+        "weights must be 'auto' .* got False; did you mean 'none'?",
+    ),
+    "random weights": (lambda: visattn.load_model("resnet18", weights="random"), "got 'random'; did you mean 'none'?"),
+    "pretrained": (
+        lambda: visattn.load_model("resnet18", pretrained=False),  # type: ignore[call-arg]
+        "load_model has no option pretrained; it is called weights",
+    ),
     "several layers": (lambda: explain(layer=[0, 1]), r"layer must be a whole number .* got \[0, 1\]"),
     "a slice of layers": (lambda: explain(layer=slice(0, 3)), "layer must be a whole number"),
     "layers as text": (lambda: explain(layer="0,1"), "layer must be one layer, got 0,1. Explain one at a time"),
@@ -293,7 +271,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "class out of range": (lambda: explain(target=1000), "target must be a class from 0 to 5, got 1000"),
     "target for attention": (lambda: explain(method="attention", target=3), "does not depend on a class"),
     "misspelled option": (lambda: explain(methd="rollout"), "explain has no option methd; did you mean method?"),
-    "two spellings": (lambda: found().draw(alpha=0.3, opacity=0.4), "alpha and opacity are one option"),
     "bgr=True": (lambda: explain(bgr=True), r"images are RGB: pass image\[..., ::-1\]"),
     "cuda=True": (lambda: explain(cuda=True), "pass device='cuda'"),
     "threshold": (lambda: found().draw(threshold=0.5), "the outline of the region that holds 60 % of the map is mass=0.6"),
@@ -343,19 +320,18 @@ COMMANDS = {
     "visattn overlay scene:7 --model scenes_vit -o folder": "",
     "visattn overlay scene:7 --model own.py:plain --layer 1 --method gradcam": "gradcam (layer 1,",
     "visattn list scenes": "",
-    "visattn overlay scene:7 --model scenes_vit --cmap jet": "--cmap is understood as --colormap",
-    "visattn overlay scene:7 --model scenes_vit --alpha 0.4": "--alpha is understood as --opacity",
-    "visattn overlay scene:7 --model scenes_vit --output_dir .": "--output_dir is understood as --output",
-    "visattn overlay --image scene:7 --arch scenes_vit": "--image is not needed: images are given without an option",
-    "visattn overlay scene:7 --model scenes_vit --class star": "",
-    "visattn overlay scene:7 --model scenes_vit --target-category star": "--target-category is understood as --target",
-    "visattn overlay scene:7 --model scenes_cnn --method GradCAM": "--method 'GradCAM' is understood as 'gradcam'",
     "visattn overlay scene:7 --model scenes_vit --method attention --query 60,60": "understood as pixel:60,60",
-    "visattn heads scene:7 --model scenes_vit --image-size 64": "--image-size is understood as --img-size",
 }
 
 # a command line that fails, and its one line
 FAILING = {
+    "visattn overlay scene:7 --model scenes_vit --class star": "no such option --class; it is called --target",
+    "visattn overlay scene:7 --model scenes_vit --cmap jet": "no such option --cmap; it is called --colormap",
+    "visattn overlay scene:7 --model scenes_vit --output_dir .": "no such option --output_dir; it is called --output",
+    "visattn overlay --image scene:7 --model scenes_vit": "no such option --image; images are given without an option",
+    "visattn overlay scene:7 --model scenes_vit --target-category star": "no such option --target-category; it is called --target",
+    "visattn overlay scene:7 --model scenes_cnn --method GradCAM": "unknown method 'GradCAM'; did you mean 'gradcam'?",
+    "visattn heads scene:7 --model scenes_vit --image-size 64": "no such option --image-size; it is called --img-size",
     "visattn overlay scene:7 --model scenes_vit --target star --target ring": "--target was given 2 times, but takes one value",
     "visattn heads scene:7 --model scenes_vit --head mean": "--head mean needs --by-layer or --matrix.*--fusion mean",
     "visattn heads scene:7 --model scenes_vit --layer all --head 1": "--head 1 needs --by-layer or --matrix",
@@ -455,9 +431,8 @@ def test_command_fails_with_one_line(line: str, typed: Callable[[str], tuple[int
 def test_a_note_names_the_line_of_the_user() -> None:
     with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always")
-        explain(heads=0, method="attention")
-        found().overlay(cmap="jet")
-    assert [one.filename for one in issued if isinstance(one.message, VisattnNote)] == [__file__] * 2
+        explain(head="mean", method="attention")
+    assert [one.filename for one in issued if isinstance(one.message, VisattnNote)] == [__file__]
 
 
 def matches(pattern: str, text: str) -> bool:

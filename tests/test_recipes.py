@@ -280,12 +280,7 @@ from __future__ import annotations
 
 from visattn.core.families.custom import cam_layer, describe, head, input_spec
 
-__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns"]
-
-
-def owns(model):
-    """Whether it is a lamp."""
-    return type(model).__name__ == "Lamp"
+__all__ = ["cam_layer", "describe", "head", "input_spec", "labels"]
 
 
 def labels(_model):
@@ -294,19 +289,12 @@ def labels(_model):
 '''
 
 
-def test_a_family_is_a_file_and_a_line_with_its_import(copy: Copy) -> None:
+def test_a_family_is_a_file_and_a_line(copy: Copy) -> None:
     copy.write("visattn/core/families/lamps.py", FAMILY)
-    face = "visattn/core/families/__init__.py"
-    copy.insert(
-        face,
-        "from visattn.core.families import custom, huggingface, timm, torchvision, trained",
-        "from visattn.core.families import lamps",
-    )
-    text = (copy.folder / face).read_text()
-    begins = "FAMILIES: dict[str, ModuleType] = {"
-    (copy.folder / face).write_text(text.replace(begins, begins + '"lamps": lamps, '))
+    table = "visattn/core/families/owners.py"
+    copy.insert(table, '    "timm": _is_of_timm,', '    "lamps": lambda model: type(model).__name__ == "Lamp",')
     new, changed = copy.cost()
-    assert (new, changed) == (["visattn/core/families/lamps.py"], {face: 3})
+    assert (new, changed) == (["visattn/core/families/lamps.py"], {table: 1})
     code = """
 from torch import nn
 from visattn.core.families import labels

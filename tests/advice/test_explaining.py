@@ -20,7 +20,7 @@ from visattn.core import families
 from visattn.core.geometry import Box
 from visattn.core.operators import SoftmaxOperator
 from visattn.core.pipeline import inputs
-from visattn.core.pipeline.passes import scoring
+from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.targets import Target
 from visattn.errors import ImageError, LayoutError, ModelError, UnsupportedModel, VisattnNote
 

@@ -23,6 +23,7 @@ from tests import zoo
 from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn import load_model, prepare
 from visattn.core.families import FAMILIES, cam_layer, head, input_spec, labels, provenance_of, torchvision as family
+from visattn.core.families.owners import owner
 from visattn.core.loading import list_models, torchvision_models
 from visattn.core.loading.downloads import url_file
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
@@ -104,9 +105,9 @@ def test_family_owns_torchvision_classifiers_before_custom_models() -> None:
         """Subclass of a torchvision model."""
 
     assert list(FAMILIES) == ["trained", "timm", "torchvision", "huggingface", "custom"]
-    assert family.owns(Mine(models.resnet.BasicBlock, [1, 1, 1, 1]))
-    assert not family.owns(nn.Sequential(nn.Conv2d(3, 4, 3)))
-    assert not family.owns(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None))
+    assert owner(Mine(models.resnet.BasicBlock, [1, 1, 1, 1])) == "torchvision"
+    assert owner(nn.Sequential(nn.Conv2d(3, 4, 3))) == "custom"
+    assert owner(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)) == "custom"
 
 
 # files

@@ -24,8 +24,8 @@ from visattn import data
 from visattn.core import methods
 from visattn.core.maps import AttentionMap, value_range
 from visattn.core.methods import METHODS, ScoredImages, segments
+from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.explanation import Explanation
-from visattn.core.pipeline.passes import scoring
 from visattn.core.pipeline.targets import Target
 from visattn.core.provenance import Provenance
 from visattn.core.records import Recording

@@ -15,8 +15,8 @@ from tests import tiny
 from visattn.core import methods
 from visattn.core.methods.sinks import find_sinks
 from visattn.core.operators import SoftmaxOperator
+from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.passes import scoring
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import AttentionRecord, Recording
 from visattn.errors import OptionError, ShapeError

@@ -16,7 +16,7 @@ from tests import tiny, zoo
 from tests.conftest import Figures
 from visattn import Explanation, explain, explain_batch
 from visattn.core.methods import METHODS
-from visattn.core.pipeline import running
+from visattn.core.pipeline import running, together
 from visattn.core.pipeline.passes import look, one_pass
 from visattn.core.pipeline.targets import Target
 from visattn.errors import ImageError, OptionError, ResourceError, VisattnError, VisattnNote
@@ -189,15 +189,15 @@ def test_bad_arguments_are_refused_at_once() -> None:
 def test_a_batch_that_does_not_fit_into_memory_runs_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sizes = tiny.vit(), list[int]()
     photos = [Image.effect_noise((48, 32), 30 + number).convert("RGB") for number in range(7)]
-    together = running._together
+    known = together.explained_together
 
     def crowded(model: Any, prepared: Any, question: Any) -> Any:
         sizes.append(len(prepared))
         if len(prepared) > 2:
             raise ResourceError("out of memory")
-        return together(model, prepared, question)
+        return known(model, prepared, question)
 
-    monkeypatch.setattr(running, "_together", crowded)
+    monkeypatch.setattr(together, "explained_together", crowded)
     with pytest.warns(VisattnNote) as told:
         found = list(visattn.explain_batch(model, photos, method="rollout", batch_size=7))
     assert str(told[0].message) == "out of memory for 7 images together; they run in halves"
@@ -217,6 +217,7 @@ def test_recordings_that_do_not_fit_into_memory_are_made_in_halves(monkeypatch: 
             raise RuntimeError("CUDA out of memory")
         return passing(model, some)
 
+    monkeypatch.setattr(together, "one_pass", crowded)
     monkeypatch.setattr(running, "one_pass", crowded)
     with pytest.warns(VisattnNote, match="they run in halves"):
         found = running.looked(model, prepared)

@@ -58,7 +58,7 @@ def photos(folder: Path, count: int) -> list[str]:
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_step_runs_once_per_photo_and_parameters_are_bound_once(tmp_path: Path, calls: Counter[str], count: int) -> None:
     target = tmp_path / ("out.png" if count == 1 else "out")
-    options = ["--model", MODEL, "--weights", "none", "--method", "rollout", "-o", str(target)]
+    options = ["--model", MODEL, "--weights", "none", "--method", "rollout", "--discard", "0.1", "-o", str(target)]
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["overlay", *photos(tmp_path, count), *options])
     assert calls == {

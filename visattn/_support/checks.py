@@ -6,10 +6,17 @@ import difflib
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from visattn._support.faces import Later
 from visattn.errors import OptionError
+
+if TYPE_CHECKING:
+    from visattn._support import other_words
+else:
+    other_words = Later("visattn._support.other_words")
 
 T = TypeVar("T")
 
@@ -21,17 +28,24 @@ def suggest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return near or [one for one in names if len(name) > 2 and name.lower() in one.lower()][:count]
 
 
-def one_of(value: str, known: Sequence[str], what: str) -> str:
+def one_of(value: str, known: Sequence[str], what: str, also: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return `value` if it is one of `known`.
 
+    Args:
+        value: The value.
+        known: Names that are accepted.
+        what: What they name.
+        also: Other names for some of them, for the message.
+
     Raises:
-        OptionError: If it is not; the message gives the closest name and lists all known ones.
+        OptionError: If it is not; the message gives the name that is meant, or the closest, and lists all known ones.
     """
     if value in known:
         return value
-    near = suggest(str(value), known, 1)
+    meant = other_words.value_meant(what, value, known, also)
+    near = [meant] if meant else suggest(str(value), known, 1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    raise OptionError(f"unknown {what} '{value}'{hint} Known: {', '.join(known)}.")
+    raise OptionError(f"unknown {what} '{told(value)}'{hint} Known: {', '.join(known)}.")
 
 
 def as_list(values: Iterable[T]) -> Sequence[T]:

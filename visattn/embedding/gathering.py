@@ -18,8 +18,8 @@ from torch import nn
 from visattn._support.checks import as_list, one_each
 from visattn._support.language import option
 from visattn._support.modes import in_own_modes
+from visattn._support.options import with_options
 from visattn._support.progress import progress
-from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.core.images import image_facts
 from visattn.core.loading.weights import state_digest
@@ -39,7 +39,7 @@ from visattn.evaluation import DRAWS, MaskLike, as_mask
 POINTS = 1_000
 
 
-@spelled(PreprocessingOptions)
+@with_options(PreprocessingOptions)
 @typed(but=("weights",))
 @in_own_modes
 def gather(

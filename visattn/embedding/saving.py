@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from visattn._support.files import check_output, write_whole
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.tables import Row, without_nan
 from visattn._support.typed import typed
 from visattn.core.provenance import Provenance
@@ -24,7 +24,7 @@ from visattn.errors import OptionError
 from visattn.viewer import MAX_MB
 
 
-@spelled(Laid)
+@with_options(Laid)
 @typed()
 def save_html(
     space: Space,
@@ -64,7 +64,7 @@ def save_html(
     return write_whole(target, space_html(parts, method=method, criterion=criterion, max_mb=max_mb).encode())
 
 
-@spelled(Laid)
+@with_options(Laid)
 @typed()
 def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = True, **how: Unpack[Laid]) -> Path:
     """Write the points of a space as an NPZ file, which numpy.load reads without pickles.

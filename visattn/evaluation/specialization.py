@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from visattn._support.checks import as_list, one_each, one_of
 from visattn._support.language import option
 from visattn._support.modes import in_own_modes
+from visattn._support.options import with_options
 from visattn._support.progress import progress
 from visattn._support.reprs import brief
-from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Property
 from visattn.core.images import image_facts
@@ -98,7 +98,7 @@ class HeadScores:
         return sorted(rows, key=lambda row: -(row["score"] - row["null"]) if np.isfinite(row["score"]) else np.inf)
 
 
-@spelled(PreprocessingOptions)
+@with_options(PreprocessingOptions)
 @typed(but=("weights",))
 @in_own_modes
 def find_heads(

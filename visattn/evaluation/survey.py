@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn._support.modes import in_own_modes
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.tables import Row
 from visattn.core.images import image_facts
 from visattn.core.methods.selection import chain, chain_refusal
@@ -93,7 +93,7 @@ class Survey:
         photos: One row per photo: its name, digest and size, the size of the model's input, sinks, and means over all heads.
     """
 
-    @spelled(PreprocessingOptions)
+    @with_options(PreprocessingOptions)
     def __init__(self, model: nn.Module | None = None, *, seed: int = 0, **options: Unpack[PreprocessingOptions]) -> None:
         """Create an empty survey.
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from visattn._support.modes import in_own_modes
+from visattn._support.options import with_options
 from visattn._support.progress import progress
-from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.core.families import labels as labels_of, task as task_of
 from visattn.core.images import image_facts
@@ -40,7 +40,7 @@ from visattn.studies.words import texts_of
 Asked = Mapping[str, Question]
 
 
-@spelled(PreprocessingOptions, TargetOptions)
+@with_options(PreprocessingOptions, TargetOptions)
 @typed(but=("weights", "methods"))
 @in_own_modes
 def study(

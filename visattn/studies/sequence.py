@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from visattn._support.files import check_output, write_whole
+from visattn._support.options import with_options
 from visattn._support.reprs import brief
-from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.errors import OptionError
 from visattn.studies.study_page import PageOptions, html_of
@@ -88,7 +88,7 @@ class Study(Sequence[View]):
             raise OptionError(f"{target.name}: studies are written as .attn files. Choose a name that ends in {SUFFIX}.")
         return write_whole(check_output(target, overwrite=overwrite), attn_content(self.views))
 
-    @spelled(PageOptions)
+    @with_options(PageOptions)
     @typed()
     def save_html(self, path: str | os.PathLike[str], *, overwrite: bool = True, **options: Unpack[PageOptions]) -> Path:
         """Save the study as one interactive page, which opens in any browser without a network.
@@ -108,7 +108,7 @@ class Study(Sequence[View]):
         """
         return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, **options).encode())
 
-    @spelled(PageOptions)
+    @with_options(PageOptions)
     def show(self, *, height: int = 900, **options: Unpack[PageOptions]) -> None:
         """Show the page: in a notebook below the cell, in a frame that can reach nothing else; otherwise in the system's browser.
 
@@ -128,7 +128,7 @@ class Study(Sequence[View]):
         file.write_text(page, encoding="utf-8")
         webbrowser.open(file.as_uri())
 
-    @spelled(PageOptions)
+    @with_options(PageOptions)
     def widget(self, *, height: int = 900, **options: Unpack[PageOptions]) -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
         """Return the page as a widget for notebooks, whose attribute `link` follows what the page shows and can be set.
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from visattn.core.families.huggingface import owns, tokenizer_of
+from visattn.core.families.huggingface import tokenizer_of
+from visattn.core.families.owners import owner
 from visattn.core.records import Recording
 from visattn.errors import OptionError
 
@@ -26,7 +27,7 @@ def texts_of(model: nn.Module, inputs: Mapping[str, Any], recording: Recording) 
         Nothing if the tokenizer is not beside the weights, or if there are several texts, so that the numbers may be those of another.
     """
     ids = [name for name in inputs if name.endswith("_ids") and "input" in name]
-    if ids != [_IDS] or not isinstance(inputs[_IDS], Tensor) or len(inputs[_IDS]) != 1 or not owns(model):
+    if ids != [_IDS] or not isinstance(inputs[_IDS], Tensor) or len(inputs[_IDS]) != 1 or owner(model) != "huggingface":
         return {}
     try:
         decode = tokenizer_of(model, "").decode

@@ -17,8 +17,8 @@ from torch import nn
 
 from visattn._support.checks import printable
 from visattn._support.files import check_output
+from visattn._support.options import with_options
 from visattn._support.progress import progress
-from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import View
 from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact, maps_of, smoothed
@@ -58,7 +58,7 @@ class Made(NamedTuple):
     provenance: Provenance
 
 
-@spelled(PreprocessingOptions, TargetOptions, StyleOptions, FilmOptions, more=parameter_names)
+@with_options(PreprocessingOptions, TargetOptions, StyleOptions, FilmOptions, more=parameter_names)
 @typed(but=("weights", "method"))
 def explain_video(
     model: nn.Module | str,

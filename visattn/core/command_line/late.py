@@ -1,4 +1,4 @@
-"""Commands that understand other spellings of options, and commands that create some of their options on first use.
+"""Commands that suggest their own name for another library's option, and commands that create some of their options on first use.
 
 The latter options are derived from modules that import torch.
 """
@@ -16,8 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import click
 
 from visattn._support.checks import printable, whole_number
-from visattn._support.notes import note
-from visattn._support.spellings import instead_of, option_of
+from visattn._support.other_words import instead_of, option_meant
 from visattn.errors import OptionError
 
 __all__ = ["Command", "LateCommand", "method_options"]
@@ -29,16 +28,17 @@ _BESIDE = ("image", "seed")  # commands have one image per map, and one option -
 
 
 class Command(click.Command):
-    """Command that understands options in the spellings of other libraries, and images that are given by an option."""
+    """Command that suggests its own name for an option of another library."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments after replacing other spellings; see `click.Command.parse_args`."""
+        """Parse arguments after checking the names of options; see `click.Command.parse_args`."""
         parameters = self.get_params(ctx)
         flags = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
         takes_images = any(isinstance(one, click.Argument) and one.name in ("image", "images") for one in parameters)
-        understood = [own for given in args for own in _own(given, flags, takes_images)]
-        _check_once(understood, parameters)
-        return super().parse_args(ctx, understood)
+        for given in args:
+            _check_name(given, flags, takes_images)
+        _check_once(args, parameters)
+        return super().parse_args(ctx, args)
 
 
 _EXPLAINED = ("target", "versus", "layer", "head", "query", "method")
@@ -57,26 +57,25 @@ def _check_once(args: Sequence[str], parameters: Sequence[click.Parameter]) -> N
                 raise OptionError(f"{one.opts[0]} was given {len(values)} times, but takes one value. Run the command for each.")
 
 
-def _own(given: str, flags: Collection[str], takes_images: bool) -> list[str]:
-    """Return an argument as the command spells it.
+def _check_name(given: str, flags: Collection[str], takes_images: bool) -> None:
+    """Check an argument that is an option of another library.
 
     Raises:
-        OptionError: If another library has this option, and the command does the same in another way.
+        OptionError: If the command has the same under another name, or does it in another way.
     """
-    flag, equals, value = given.partition("=")
+    flag = given.partition("=")[0]
     name = flag.removeprefix("--")
     if not flag.startswith("--") or not name or flag in flags:
-        return [given]
+        return
+    meant = option_meant(name, {each.removeprefix("--").replace("-", "_") for each in flags})
     if takes_images and name in _IMAGES:
-        note(f"{flag} is not needed: images are given without an option")
-        return [value] if equals else []
-    if own := option_of(name, {one.removeprefix("--").replace("-", "_") for one in flags}):
-        own = f"--{own.replace('_', '-')}"
-        note(f"{flag} is understood as {own}")
-        return [own + equals + value]
-    if hint := instead_of(name):
+        hint: str | None = "images are given without an option"
+    elif meant is not None:
+        hint = f"it is called --{meant.replace('_', '-')}"
+    else:
+        hint = instead_of(name)
+    if hint is not None:
         raise OptionError(f"no such option {printable(flag)}; {hint}.")
-    return [given]
 
 
 class LateCommand(Command):

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from visattn._support.checks import between, printable
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn.core.drawing.marks import outline
 from visattn.core.drawing.pages import (
     FAINT,
@@ -66,7 +66,7 @@ class StripOptions(StyleOptions, total=False):
     notes: Sequence[str]
 
 
-@spelled(StripOptions)
+@with_options(StripOptions)
 def filmstrip(
     photo: object,
     attention_map: AttentionMap,
@@ -113,7 +113,7 @@ def filmstrip(
     return carrying(page, panels.provenance())
 
 
-@spelled(StripOptions)
+@with_options(StripOptions)
 def animation(
     photo: object,
     attention_map: AttentionMap,

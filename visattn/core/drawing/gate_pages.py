@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.types import Role
 from visattn.core.drawing import colormaps
 from visattn.core.drawing.marks import draw_window
@@ -48,7 +48,7 @@ class _Module:
     roles: set[Role] = field(default_factory=set)
 
 
-@spelled(StyleOptions)
+@with_options(StyleOptions)
 def gate_page(
     recording: Recording,
     photo: Image.Image,

@@ -19,7 +19,7 @@ from PIL import Image
 from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.opencv import cv2
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.types import Normalization
 from visattn.core.drawing import colormaps
 from visattn.core.drawing.layers import layer_between
@@ -47,7 +47,7 @@ _memory = threading.local()
 _LINE = 190  # gray level of hatch lines
 
 
-@spelled(ColorOptions)
+@with_options(ColorOptions)
 def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> Picture:  # noqa: ANN401 - anything `as_image` takes
     """Draw a colored heatmap over a photo.
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from visattn._support.checks import between, one_of
 from visattn._support.language import worded
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn.core.drawing.marks import WHITE, outline, ring
 from visattn.core.drawing.overlays import on_scale, ringed
@@ -109,7 +109,7 @@ class Panels:
         return Bar(colors, ticks, f"{what}, one scale for all panels")
 
 
-@spelled(StyleOptions)
+@with_options(StyleOptions)
 @typed(but=("photo",))
 def contact_sheet(
     photo: object,

@@ -13,7 +13,6 @@ import numpy as np
 
 from visattn._support.checks import between, one_of
 from visattn._support.options import option
-from visattn._support.spellings import value_of
 from visattn._support.types import Blend, Colormap, Interpolation, Normalization
 from visattn.core.drawing import colormaps
 from visattn.errors import OptionError
@@ -46,14 +45,6 @@ class PageOptions(StyleOptions, total=False):
 
 
 PAGE: StyleOptions = {"opacity": 0.6, "blend": "constant", "interpolation": "nearest"}  # small panels show every patch
-
-
-_NAMES: dict[str, tuple[str, ...]] = {
-    "normalize": get_args(Normalization),
-    "blend": get_args(Blend),
-    "colormap": colormaps.NAMES,
-    "interpolation": get_args(Interpolation),
-}
 
 
 @dataclass(frozen=True)
@@ -105,8 +96,6 @@ class Style:
         Raises:
             OptionError: If an option is unknown or out of range.
         """
-        for name, known in _NAMES.items():
-            object.__setattr__(self, name, value_of(name, getattr(self, name), known))
         one_of(self.normalize, get_args(Normalization), "normalization")
         object.__setattr__(self, "opacity", between(self.opacity, 0, 1, "opacity"))
         one_of(self.blend, get_args(Blend), "blend")

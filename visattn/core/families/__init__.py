@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 from visattn._support.checks import first_line
 from visattn._support.types import Task
 from visattn.core.capturing import AttentionCall, ModelDescription
-from visattn.core.families import custom, huggingface, timm, torchvision, trained
 from visattn.core.families.facts import facts_of, state
-from visattn.core.families.spec import InputSpec, sides
+from visattn.core.families.owners import FAMILIES, owner
+from visattn.core.families.spec import InputSpec, declared_preprocessing, sides
 from visattn.core.families.wrappers import receiver, unwrapped
 from visattn.core.provenance import Provenance
 from visattn.errors import ModelError, OptionError, VisattnError
@@ -37,15 +36,6 @@ __all__ = [
     "remember",
     "task",
 ]
-
-# the first family that owns a model describes it
-FAMILIES: dict[str, ModuleType] = {
-    "trained": trained,
-    "timm": timm,
-    "torchvision": torchvision,
-    "huggingface": huggingface,
-    "custom": custom,
-}
 
 Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], ModelDescription])
 _registered: dict[type[nn.Module], Callable[[Any, Provenance], ModelDescription]] = {}
@@ -82,7 +72,7 @@ def input_spec(model: nn.Module, img_size: int | Sequence[int] | None = None) ->
     """  # noqa: DOC501 - our own errors are passed on
     try:
         bare = unwrapped(model)
-        inner = None if custom.states(bare) else receiver(bare)
+        inner = None if declared_preprocessing(bare) else receiver(bare)
         stating = bare if inner is None else inner
         spec: InputSpec = _family_of(stating).input_spec(stating, sides(img_size))
         return spec.checked() if inner is None else replace(spec, classifier=True).checked()
@@ -102,7 +92,8 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
 def task(model: nn.Module) -> Task | None:
     """Return what the outputs of a model are, if it states that."""
     bare = unwrapped(model)
-    return huggingface.task(bare) if huggingface.owns(bare) else None
+    stated: Task | None = FAMILIES["huggingface"].task(bare) if owner(bare) == "huggingface" else None
+    return stated
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -125,7 +116,8 @@ def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
     """
     provenance = provenance_of(model)
     if grid is not None:
-        return custom.told(model, grid, prefix, provenance)
+        stated: ModelDescription = FAMILIES["custom"].told(model, grid, prefix, provenance)
+        return stated
     if prefix:
         raise OptionError("prefix needs grid to give the positions of tokens, got no grid. Pass grid=(rows, columns) too.")
     for kind, registered in reversed(_registered.items()):
@@ -148,6 +140,5 @@ def remember(model: nn.Module, provenance: Provenance) -> None:
     state(model, provenance=provenance)
 
 
-def _family_of(model: nn.Module) -> ModuleType:
-    bare = unwrapped(model)
-    return next(family for family in FAMILIES.values() if family.owns(bare))
+def _family_of(model: nn.Module) -> Any:  # noqa: ANN401 - a module
+    return FAMILIES[owner(unwrapped(model))]

@@ -12,16 +12,11 @@ from torch import nn
 from visattn.core.capturing import ModelDescription, Placement
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.sizes import first_size
-from visattn.core.families.spec import InputSpec, per_channel, sources
+from visattn.core.families.spec import InputSpec, declared_preprocessing, per_channel, sources
 from visattn.core.geometry import Box
 from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout
 from visattn.errors import LayoutError, OptionError
-
-
-def owns(_model: nn.Module) -> bool:
-    """Accept any model; this family comes last."""
-    return True
 
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
@@ -109,7 +104,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     mapping with `mean`, `std`, `interpolation` and `resize_mode`. If no size is declared and the model does not run at 224 pixels, the
     first of the usual sizes at which it runs is assumed.
     """
-    stated, channels = _stated(model), channels_of(model)
+    stated, channels = declared_preprocessing(model), channels_of(model)
     own = declared_size(model)
     size = asked or own or first_size(model, channels)
     config = timm.data.resolve_data_config({**stated, "input_size": (3, *size), "crop_pct": 1.0})
@@ -147,21 +142,3 @@ def declared_size(model: nn.Module) -> tuple[int, int] | None:
             if isinstance(value, Mapping) and {"height", "width"} <= value.keys():
                 return value["height"], value["width"]
     return None
-
-
-def states(model: nn.Module) -> bool:
-    """Check whether a model declares its own preprocessing."""
-    return bool(_stated(model))
-
-
-def _stated(model: nn.Module) -> dict[str, Any]:
-    """Return the preprocessing that a model declares, under timm's names."""
-    for part in (model, getattr(model, "visual", None)):
-        if isinstance(found := getattr(part, "preprocess_cfg", None), Mapping):
-            stated = {key: found[key] for key in ("mean", "std", "interpolation") if found.get(key) is not None}
-            mode = _CROPS.get(str(found.get("resize_mode")))
-            return stated | ({"crop_mode": mode} if mode else {})
-    return {}
-
-
-_CROPS = {"shortest": "center", "squash": "squash", "longest": "border"}  # modes of open_clip, and the same of timm

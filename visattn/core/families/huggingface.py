@@ -21,16 +21,11 @@ from visattn.core.families.custom import cam_layer, describe, head
 from visattn.core.families.spec import STATED, InputSpec
 from visattn.errors import OptionError
 
-__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns", "tokenizer_of"]
+__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "tokenizer_of"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 _Saved = tuple[tuple[Path, int, int], ...]  # files of a processor, with time and length
 _processors: WeakKeyDictionary[nn.Module, tuple[_Saved, Any]] = WeakKeyDictionary()
-
-
-def owns(model: nn.Module) -> bool:
-    """Check whether `model` is a model of transformers with its configuration."""
-    return hasattr(model, "config") and any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
 
 
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from torch import nn
+
 from visattn._support.checks import shown
 from visattn._support.reprs import brief
 from visattn.errors import OptionError
@@ -71,6 +73,19 @@ class InputSpec:
     def assumed(self) -> list[str]:
         """Return the names of the fields in `STATED` that are assumed defaults."""
         return [name for name in STATED if self.sources[name] == "assumed"]
+
+
+def declared_preprocessing(model: nn.Module) -> dict[str, Any]:
+    """Return the preprocessing that a model of any library declares by `preprocess_cfg`, as open_clip does, under timm's names."""
+    for part in (model, getattr(model, "visual", None)):
+        if isinstance(declared := getattr(part, "preprocess_cfg", None), Mapping):
+            stated = {key: declared[key] for key in ("mean", "std", "interpolation") if declared.get(key) is not None}
+            mode = _CROPS.get(str(declared.get("resize_mode")))
+            return stated | ({"crop_mode": mode} if mode else {})
+    return {}
+
+
+_CROPS = {"shortest": "center", "squash": "squash", "longest": "border"}  # modes of open_clip, and the same of timm
 
 
 def normalized(spec: InputSpec, mean: Sequence[float] | None, std: Sequence[float] | None) -> InputSpec:

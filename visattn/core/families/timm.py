@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import timm.data
-from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
+from visattn._support.faces import Later
 from visattn._support.language import worded
 from visattn._support.memory import OfStructure
 from visattn.core.capturing import ModelDescription, module_names
 from visattn.core.families.facts import CHANGED, facts_of, state, why_unknown
-from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.published import of_timm
-from visattn.core.families.sizes import takes
 from visattn.core.families.spec import InputSpec, per_channel, sources
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 
+if TYPE_CHECKING:
+    from visattn.core.families import feature_maps, sizes
+else:
+    feature_maps, sizes = Later(f"{__package__}.feature_maps"), Later(f"{__package__}.sizes")
+
 _stems: OfStructure[bool | None] = OfStructure()
-
-
-def owns(model: nn.Module) -> bool:
-    """Check whether `model` is a timm model, or was built by timm."""
-    built = isinstance(vars(model).get("pretrained_cfg"), (Mapping, PretrainedCfg))
-    return built or any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
 
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
@@ -116,7 +113,7 @@ def remember(model: nn.Module) -> nn.Module:
 
 def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
     """Check whether a model takes three channels and rearranges them into more before its first convolution, as TResNet does."""
-    return bool(_stems.of(model, size, lambda: takes(model, 3, size) or None))
+    return bool(_stems.of(model, size, lambda: sizes.takes(model, 3, size) or None))
 
 
 def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class
@@ -203,4 +200,4 @@ def cam_layer(model: Any) -> str | None:  # noqa: ANN401
     if isinstance(blocks, (nn.Sequential, nn.ModuleList)) and hasattr(blocks[-1], "norm1"):
         return f"blocks.{len(blocks) - 1}.norm1"
     spec = input_spec(model)
-    return last_feature_map(model, spec.channels, spec.size)
+    return feature_maps.last_feature_map(model, spec.channels, spec.size)

@@ -25,11 +25,6 @@ _HEADS = ("fc", "classifier", "head", "heads")
 _PRESET = "crop_size", "resize_size", "mean", "std", "antialias"
 
 
-def owns(model: nn.Module) -> bool:
-    """Check whether `model` is a torchvision classifier; models in subpackages (detection, segmentation, video) are not."""
-    return any(kind.__module__.rpartition(".")[0] == "torchvision.models" for kind in type(model).__mro__)
-
-
 def remember(model: nn.Module, preset: Any, classes: Sequence[str] | None = None) -> None:  # noqa: ANN401 - an ImageClassification
     """Store the preprocessing that a model was built for, and the classes of published weights; None: the weights are others."""
     told = {"family": "torchvision", "published": classes is not None, "interpolation": preset.interpolation.value}

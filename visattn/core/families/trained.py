@@ -6,7 +6,6 @@ Everything else is taken from the library that the model came from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import timm.data
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 
 from visattn._support.language import option
 from visattn.core.capturing import ModelDescription
-from visattn.core.families import custom, timm as of_timm, torchvision as of_torchvision
-from visattn.core.families.facts import CHANGED, facts_of, family_of, state
+from visattn.core.families.facts import CHANGED, facts_of, state
 from visattn.core.families.feature_maps import last_feature_map
+from visattn.core.families.owners import library
 from visattn.core.families.spec import STATED, InputSpec
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
@@ -64,11 +63,6 @@ class _Input(NamedTuple):
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-def owns(model: nn.Module) -> bool:
-    """Check whether the blueprint of the model, or of the one that it was copied from, was stored by `remember`."""
-    return family_of(model) == "trained"
 
 
 def remember(model: nn.Module, blueprint: NetworkFacts, *, in_training: bool = False) -> nn.Module:
@@ -130,22 +124,18 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe the model with the adapter of its own library."""
-    found: ModelDescription = _library(model).describe(model, provenance)
+    found: ModelDescription = library(model).describe(model, provenance)
     return found
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return the head according to the adapter of the model's own library."""
-    known: Callable[[Tensor], Tensor] | None = _library(model).head(model)
+    known: Callable[[Tensor], Tensor] | None = library(model).head(model)
     return known
 
 
 def cam_layer(model: nn.Module) -> str | None:
     """Return the layer chosen by the adapter of the model's own library, else the last feature map before pooling."""
     blueprint, _ = _stored(model)
-    known: str | None = _library(model).cam_layer(model)
+    known: str | None = library(model).cam_layer(model)
     return known or last_feature_map(model, blueprint.channels, blueprint.size)
-
-
-def _library(model: nn.Module) -> ModuleType:
-    return next(family for family in (of_timm, of_torchvision, custom) if family.owns(model))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from visattn._support.attempts import Attempt
 from visattn._support.memory import OfStructure
 from visattn._support.modes import evaluating, own_modes, same_randomness
-from visattn.core.families import huggingface, timm, torchvision, trained
 from visattn.core.families.facts import family_of
+from visattn.core.families.owners import FAMILIES, owner
 from visattn.core.families.spec import InputSpec
 from visattn.errors import UnsupportedModel
 
@@ -27,7 +26,6 @@ __all__ = ["unwrapped"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, ModelEmaV2, ModelEmaV3)
 _SHARDED = "FullyShardedDataParallel"
-_KNOWN: tuple[ModuleType, ...] = (trained, timm, torchvision, huggingface)  # families that state facts about their models
 
 
 class _Passing(NamedTuple):
@@ -75,7 +73,7 @@ def _inside(model: nn.Module) -> tuple[nn.Module | None, _Passing]:
     One forward pass shows it, if no operation runs outside of the inner model (for the input: before it). Nothing can then decide what
     happens to another image.
     """
-    if isinstance(model, torch.jit.ScriptModule) or _family(model) is not None:
+    if isinstance(model, torch.jit.ScriptModule) or _is_known(model):
         return None, _Passing()
     inside = _known_models(model, "", {model})
     name, inner = next(inside, ("", None))
@@ -84,8 +82,9 @@ def _inside(model: nn.Module) -> tuple[nn.Module | None, _Passing]:
     return inner, _passing.of(model, name, lambda: _passes(model, inner)) or _Passing()
 
 
-def _family(model: nn.Module) -> ModuleType | None:
-    return next((family for family in _KNOWN if family.owns(model)), None)
+def _is_known(model: nn.Module) -> bool:
+    """Check whether a model is of a family that states facts about its models."""
+    return owner(model) != "custom"
 
 
 def _known_models(module: nn.Module, prefix: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -108,7 +107,7 @@ def _is_model(module: nn.Module) -> bool:
         or bool(family_of(module))
         or (
             _of_library(type(module))  # type: ignore[arg-type]
-            and _family(module) is not None
+            and _is_known(module)
         )
     )
 
@@ -154,9 +153,7 @@ def _passes(model: nn.Module, inner: nn.Module) -> _Passing | None:
 
 def _blank(inner: nn.Module) -> tuple[torch.Tensor, str]:
     """Return pixels for a model, and the name of the parameter that takes them."""
-    family = _family(inner)
-    assert family is not None  # noqa: S101 - it was found by its family
-    spec: InputSpec = family.input_spec(inner)
+    spec: InputSpec = FAMILIES[owner(inner)].input_spec(inner)
     like = next((each for each in inner.parameters() if each.is_floating_point()), torch.zeros(()))
     return torch.zeros(1, spec.channels, *spec.size, device=like.device, dtype=like.dtype), spec.keyword
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from visattn._support import other_words
 from visattn._support.checks import first_line, printable, shown
 from visattn._support.faces import Later
 from visattn._support.files import is_file
 from visattn._support.modes import in_own_modes
+from visattn._support.options import with_options
 from visattn._support.own_code import is_function
-from visattn._support.spellings import spelled, value_of
 from visattn._support.typed import typed
 from visattn.core import families
 from visattn.core.families.spec import sides
@@ -37,7 +38,7 @@ else:
 __all__ = ["try_device"]
 
 
-@spelled()
+@with_options()
 @typed(but=("weights",))
 @in_own_modes
 def load_model(
@@ -114,12 +115,13 @@ def _source(weights: Any) -> Literal["auto", "none"] | Path:  # noqa: ANN401 - c
     Raises:
         OptionError: If it is something else.
     """
-    chosen = value_of("weights", weights, ("auto", "none"))
-    if chosen in ("auto", "none"):
-        return chosen  # type: ignore[no-any-return]
-    if not isinstance(chosen, (str, os.PathLike)):
-        raise OptionError(f"weights must be 'auto' (published), 'none' (random) or a file, got {shown(chosen)}.")
-    return Path(chosen)
+    if weights in ("auto", "none"):
+        return weights  # type: ignore[no-any-return]
+    meant = None if isinstance(weights, os.PathLike) else other_words.value_meant("weights", weights, ("auto", "none"))
+    if not isinstance(weights, (str, os.PathLike)) or (meant is not None and not is_file(Path(weights))):
+        hint = "." if meant is None else f"; did you mean '{meant}'?"
+        raise OptionError(f"weights must be 'auto' (published), 'none' (random) or a file, got {shown(weights)}{hint}")
+    return Path(weights)
 
 
 def _moved(model: nn.Module, place: torch.device) -> nn.Module:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from visattn._support.checks import whole_number
+from visattn._support.faces import Later
 from visattn.core.records import Readout, TokenLayout
 from visattn.errors import OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from visattn._support import other_words
+else:
+    other_words = Later("visattn._support.other_words")
 
 Query = str | Tensor
 
@@ -94,7 +102,9 @@ def token_of(query: str, layout: TokenLayout) -> int:
     known = ", ".join(layout.prefix) or "none"
     if query in ("cls", "distillation") or name == "register":
         raise OptionError(f"the model has no token '{query}'; its prefix tokens: {known}. Use mean or patch:ROW,COL.")
-    raise OptionError(f"unknown query '{query}'; known: {QUERY_SPELLINGS}.")
+    meant = other_words.value_meant("query", query, ("auto", "read", "cls", "mean", "all", "distillation"))
+    hint = "" if meant is None else f"did you mean '{meant}'? "
+    raise OptionError(f"unknown query '{query}'; {hint}known: {QUERY_SPELLINGS}.")
 
 
 def members_asked(query: Query, layout: TokenLayout) -> bool | None:

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Literal
 
 from visattn._support.checks import one_of
-from visattn._support.spellings import value_of
 from visattn.core.methods.method import Method
 
 __all__ = ["MethodName"]
@@ -108,7 +107,7 @@ METHODS = _Table()
 
 
 def name_of(method: str) -> str:
-    """Return the name of a method from its name, an alias, or another spelling of either (`GradCAM`, `Attention Rollout`).
+    """Return the name of a method from its name or an alias (`chefer`).
 
     Raises:
         OptionError: If the name is unknown; the message suggests the closest one.
@@ -119,4 +118,4 @@ def name_of(method: str) -> str:
     if method in names:
         return names[method]
     names |= {name.rpartition(".")[2]: name for name in METHODS}  # captum's without the prefix
-    return one_of(value_of("method", method, tuple(METHODS), names), tuple(METHODS), "method")
+    return one_of(method, tuple(METHODS), "method", also=names)

@@ -17,23 +17,24 @@ from visattn.core.families import labels as labels_of, task as task_of
 from visattn.core.geometry import Geometry
 from visattn.core.images import image_facts
 from visattn.core.methods.selection import chain_refusal
-from visattn.core.methods.sinks import find_sinks
 from visattn.core.pipeline.arguments import layer_of
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.places import with_place
+from visattn.core.pipeline.passes import Pass
 from visattn.core.pipeline.question import Question, check_layer
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
-    from visattn.core.pipeline import prompts
+    from visattn.core.methods import sinks
 else:
-    prompts = Later(f"{__package__}.prompts")
+    sinks = Later("visattn.core.methods.sinks")
 
 __all__ = ["answer", "of_model", "pixel_to_input", "with_target"]
 
+STEPS = {"prompt": Later(f"{__package__}.prompts"), "place": Later(f"{__package__}.places")}  # files that complete a target
+_BY_QUERY = dict.fromkeys(("object", "query"), Later(f"{__package__}.detections"))  # files that complete a map of such a query
 _MUCH = 0.4  # share of the photo; the usual crop of a photo of 16:9 shows more
 
 
@@ -62,12 +63,11 @@ def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
     Raises:
         OptionError: If the model has no text tower, or the place is outside the model's input.
     """
-    if target.prompt is not None:
-        prepared, target = prompts.with_prompt(model, prepared, target)
-    target = replace(
-        target, task=target.task or task_of(model), labels=labels_of(model) if target.labels is None else target.labels
-    )
-    return prepared, with_place(prepared, target)
+    labels = labels_of(model) if target.labels is None else target.labels
+    target = replace(target, task=target.task or task_of(model), labels=labels)
+    for step in target.steps:
+        prepared, target = STEPS[step].completed(model, prepared, target)
+    return prepared, target
 
 
 @in_own_modes
@@ -112,7 +112,7 @@ def answer(
     if isinstance(query, str) and query.startswith("pixel:"):
         notes += (f"query {query} is {result.facts.query}",)
     if chosen.sinks and chain_refusal(recording) is None and not result.facts.sinks:
-        result = replace(result, facts=replace(result.facts, sinks=find_sinks(recording)))
+        result = replace(result, facts=replace(result.facts, sinks=sinks.find_sinks(recording)))
     source = image_facts(photo)
     provenance = result.provenance.but(image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes)
     found = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)
@@ -129,6 +129,15 @@ def answer(
         empty = "the map is zero everywhere: no positive evidence for the target, so the image is left unchanged"
         found = replace(found, provenance=found.provenance.but(warnings=(empty,)))
     return Explanation(photo, geometry, found)
+
+
+def completed(explanation: Explanation, passed: Pass, prepared: Prepared, target: Target, image: int = 0) -> Explanation:
+    """Add what the model's output tells of the query that was chosen."""
+    step = _BY_QUERY.get(explanation.map.facts.query.partition(":")[0])
+    if step is None:
+        return explanation
+    with_boxes: Explanation = step.completed(explanation, passed.output, prepared.inputs, target.labels, image)
+    return with_boxes
 
 
 def pixel_to_input(query: str, recording: Recording, geometry: Geometry) -> str:

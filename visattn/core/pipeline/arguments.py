@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable, shown, suggest, whole_number
 from visattn._support.notes import note
-from visattn._support.spellings import value_of
 from visattn._support.types import Fusion
 from visattn.core.records import split_call
 from visattn.errors import ImageError, OptionError
@@ -39,11 +38,9 @@ def query_of(query: Any) -> Any:  # noqa: ANN401
     if isinstance(query, (tuple, list, Real)) or query is None:
         spelled = "a pixel (x, y), patch:ROW,COL, cls, mean, or a tensor with one weight per token"
         raise OptionError(f"query must be {spelled}, got {shown(query)}.")
-    if isinstance(query, str):
-        if pair := re.fullmatch(r"\s*\(?\s*(\d+)\s*,\s*(\d+)\s*\)?\s*", query):
-            note(f"query {query} is understood as pixel:{pair[1]},{pair[2]}")
-            return f"pixel:{pair[1]},{pair[2]}"
-        return value_of("query", query, ("auto", "read", "cls", "mean", "all", "distillation"))
+    if isinstance(query, str) and (pair := re.fullmatch(r"\s*\(?\s*(\d+)\s*,\s*(\d+)\s*\)?\s*", query)):
+        note(f"query {query} is understood as pixel:{pair[1]},{pair[2]}")
+        return f"pixel:{pair[1]},{pair[2]}"
     return query
 
 

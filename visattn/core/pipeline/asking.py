@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from visattn._support.faces import Later
 from visattn.core.families.wrappers import unwrapped
-from visattn.core.loading import load_model
 from visattn.core.methods.table import MethodName
 from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import Question, ask
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.errors import OptionError
+
+if TYPE_CHECKING:
+    from visattn.core import loading
+else:
+    loading = Later("visattn.core.loading")
 
 __all__ = ["Asked", "asked_of", "model_of"]
 
@@ -76,6 +81,6 @@ def model_of(
         VisattnError: Any error of `load_model`.
     """
     if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+        model = loading.load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
     compiled = isinstance(getattr(model, "_orig_mod", None), nn.Module)
     return unwrapped(model), ("the model is compiled, and ran without that",) if compiled else ()

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from visattn.core.geometry import Box, Geometry
-from visattn.core.maps import AttentionMap, Detection
+from visattn.core.geometry import Box
+from visattn.core.maps import Detection
+from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.outputs import class_name, tensor_of
 
 _QUERY = re.compile(r"(?:object|query):(\d+)")
@@ -48,15 +49,21 @@ def best_class(logits: Tensor, labels: Sequence[str] | None) -> str:
     return "no object" if nothing else class_name(best, labels)
 
 
-def with_detection(
-    made: AttentionMap, geometry: Geometry, detections: Detections | None, labels: Sequence[str] | None
-) -> AttentionMap:
-    """Add the box of the object query to its map; return any other map unchanged."""
-    found = _QUERY.fullmatch(made.facts.query)
+def completed(
+    explanation: Explanation,
+    output: Any,  # noqa: ANN401
+    inputs: Mapping[str, Any],
+    labels: Sequence[str] | None,
+    image: int,
+) -> Explanation:
+    """Add the box of the object query to its map, if the model outputs one."""
+    made, geometry = explanation.map, explanation.geometry
+    found, detections = _QUERY.fullmatch(made.facts.query), Detections.of(output, inputs)
     if found is None or detections is None or int(found[1]) >= detections.boxes.shape[1]:
-        return made
-    one = detections.of_query(int(found[1]), labels, geometry.input)
+        return explanation
+    one = detections.of_query(int(found[1]), labels, geometry.input, image)
     place = geometry.box_to_photo(one.box)
     where = f"x {place.left:.0f} to {place.right:.0f}, y {place.top:.0f} to {place.bottom:.0f}"
     note = f"box {found[1]} of the model's output: {one.label}, {where}"
-    return replace(made, facts=replace(made.facts, detections=(one,)), provenance=made.provenance.but(notes=(note,)))
+    facts = replace(made.facts, detections=(one,))
+    return replace(explanation, map=replace(made, facts=facts, provenance=made.provenance.but(notes=(note,))))

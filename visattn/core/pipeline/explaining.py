@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from visattn._support.checks import between
 from visattn._support.faces import Later
 from visattn._support.modes import in_own_modes
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import LARGEST_BATCH
 from visattn.core.methods.table import MethodName
@@ -36,7 +36,7 @@ __all__ = ["BATCH", "explain", "explain_batch", "explain_each"]
 BATCH = 16
 
 
-@spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
+@with_options(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
 @typed(but=("weights", "method"))
 @in_own_modes
 def explain(
@@ -155,7 +155,7 @@ def _check_given(
         raise OptionError(f"{drawing[0]} is an option of the picture: explain(...).overlay({drawing[0]}=...), or .save or .show.")
 
 
-@spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
+@with_options(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
 @typed(but=("weights", "method"))
 def explain_batch(
     model: nn.Module | str,

@@ -16,7 +16,7 @@ from PIL import Image
 from visattn._support.faces import Later
 from visattn._support.files import check_output, write_whole
 from visattn._support.html import figure
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.core.drawing.style import Style, StyleOptions
@@ -106,7 +106,7 @@ class Explanation:
         """Return the panel in pixels of the photo."""
         return self.panel.to_heatmap(self.geometry, interpolation)
 
-    @spelled(StyleOptions)
+    @with_options(StyleOptions)
     def draw(
         self, *, mass: float | None = None, legend: bool = False, caption: bool = False, **style: Unpack[StyleOptions]
     ) -> tuple[Picture, Provenance]:
@@ -194,7 +194,7 @@ class Explanation:
         """Draw the heatmap over the photo, with the options of `draw`. PNG files of the picture store its provenance."""
         return self.draw(**options)[0]
 
-    @spelled(DrawOptions)
+    @with_options(DrawOptions)
     @typed()
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True, **options: Unpack[DrawOptions]) -> Path:
         """Save the picture with its provenance; takes the options of `draw`.

@@ -27,8 +27,8 @@ from torchvision import transforms
 from visattn._support.faces import Later
 from visattn._support.language import option
 from visattn._support.modes import in_own_modes
+from visattn._support.options import with_options
 from visattn._support.reprs import brief
-from visattn._support.spellings import spelled
 from visattn._support.typed import check_types
 from visattn.core.families import InputSpec, input_spec
 from visattn.core.families.spec import STATED, Source, normalized
@@ -116,7 +116,7 @@ class Prepared:
         return 0
 
 
-@spelled(PreprocessingOptions)
+@with_options(PreprocessingOptions)
 def prepare(photo: Any, model: nn.Module, **options: Unpack[PreprocessingOptions]) -> Prepared:  # noqa: ANN401 - see below
     """Preprocess one photo for a model.
 
@@ -139,7 +139,7 @@ def prepare(photo: Any, model: nn.Module, **options: Unpack[PreprocessingOptions
     return prepare_batch([photo], model, **options)
 
 
-@spelled(PreprocessingOptions)
+@with_options(PreprocessingOptions)
 def prepare_batch(photos: Sequence[Any], model: nn.Module, **options: Unpack[PreprocessingOptions]) -> Prepared:
     """Preprocess several photos, of any sizes, as one batch.
 

@@ -19,25 +19,20 @@ from visattn._support.checks import first_line
 from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.modes import callers_autocast, callers_modes, evaluating, seeded
-from visattn._support.progress import progress
 from visattn._support.shortages import lacks_memory
 from visattn.core import capturing
-from visattn.core.families import InputSpec, provenance_of
-from visattn.core.pipeline.apart import apart, known_apart
+from visattn.core.families import InputSpec
 from visattn.core.pipeline.captures import capture
-from visattn.core.pipeline.detections import Detections
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import tensor_of
-from visattn.core.pipeline.structure import layer_scores
 from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 
 if TYPE_CHECKING:
-    from visattn.core.methods import scored
-    from visattn.core.methods.scored import ScoredImages
+    from visattn.core.pipeline import structure
 else:
-    scored = Later("visattn.core.methods.scored")
+    structure = Later(f"{__package__}.structure")
 
 __all__ = ["Pass", "answer_of", "look", "one_pass", "with_readout"]
 
@@ -48,13 +43,11 @@ class Pass(NamedTuple):
     Attributes:
         recording: The recording.
         resolved: The target, resolved for this output; None without a target.
-        detections: Boxes that the model outputs, if it is a detector.
         output: What the model returned.
     """
 
     recording: Recording
     resolved: ResolvedTarget | None
-    detections: Detections | None
     output: Any
 
 
@@ -101,8 +94,8 @@ def one_pass(
     pixels = as_the_model(model, prepared.pixels)
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:
-        _check_classes(model, spec, target)
-    resolved, modes = None, _modes(model, pixels)
+        check_classes(model, spec, target)
+    resolved, modes = None, modes_of(model, pixels)
     with evaluating(model, frozen=True):
         if target is None:
             with torch.no_grad(), capture(model, values=values, features=features) as recording:
@@ -117,15 +110,15 @@ def one_pass(
                 score: Tensor | Mapping[str, Tensor]
                 if each_layer:
                     with callers_modes():
-                        score = layer_scores(model, recording, output, resolved.score, pixels, again)
+                        score = structure.layer_scores(model, recording, output, resolved.score, pixels, again)
                 else:
                     score = _of_each(resolved.score(output), len(pixels))
             graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)
-    _check_size(spec, pixels)
+    check_size(spec, pixels)
     recording = replace(recording, provenance=recording.provenance.but(notes=modes)) if modes else recording
-    return Pass(recording, resolved, Detections.of(output, prepared.inputs), output)
+    return Pass(recording, resolved, output)
 
 
 def _graded(model: nn.Module, recording: Recording, score: Tensor | Mapping[str, Tensor]) -> Recording:
@@ -138,7 +131,7 @@ def _graded(model: nn.Module, recording: Recording, score: Tensor | Mapping[str,
         ) from error
 
 
-def _modes(model: nn.Module, pixels: Tensor) -> tuple[str, ...]:
+def modes_of(model: nn.Module, pixels: Tensor) -> tuple[str, ...]:
     """Return a note on each mode in which the model computes something else for the caller, or runs otherwise than it was."""
     cast = callers_autocast(pixels.device.type)
     notes = [f"the model ran under autocast to {str(cast).removeprefix('torch.')}"] if cast is not None else []
@@ -154,62 +147,6 @@ def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> 
     with evaluating(model, frozen=True), torch.enable_grad(), capture(model, features="none", gradients=True) as graded:
         output = tensor_of(answer_of(model, pixels, prepared), "logits", "pooler_output")
     return recording if output is None else replace(recording, readouts=graded.read_by(output).without_graph().readouts)
-
-
-@contextmanager
-def scoring(
-    model: nn.Module, prepared: Prepared, target: Target, *, features: str | Sequence[str] = "none"
-) -> Iterator[tuple[Recording, ScoredImages]]:
-    """Yield the model as a function from pixels to the target's score, in evaluation mode; restore its training flags afterward.
-
-    Args:
-        model: Any model, with or without attention.
-        prepared: One preprocessed photo. The target is resolved once, on its unedited pixels.
-        target: Target to explain.
-        features: See `capture`.
-
-    Yields:
-        A recording with the features and the names of model and target, and the score function.
-
-    Raises:
-        NoClasses: If the target is a class and the model has none.
-        OptionError: If the target does not fit the model.
-        ShapeError: If there are several photos.
-        UnsupportedModel: If the model takes another input size.
-    """
-    spec, pixels = prepared.spec_of(model), as_the_model(model, prepared.pixels)
-    if len(pixels) != 1:
-        raise ShapeError(f"a score needs a batch of one photo, got {len(pixels)}. Explain them one by one.")
-    _check_classes(model, spec, target)
-    _check_size(spec, pixels)
-    modes = _modes(model, pixels)
-    with evaluating(model, frozen=True), progress("edited images", "image") as bar:
-        with torch.no_grad():
-            output = answer_of(model, pixels, prepared)
-            resolved, alone = target.resolve(output), not _takes_several(model, pixels, output, prepared)
-
-        def score(edited: Tensor) -> Tensor:
-            pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
-            scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
-            bar.update(len(edited))
-            return scores
-
-        seen = [] if features == "none" else look(model, prepared, features=features).features
-        provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores, notes=modes)
-        recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
-        yield recording, scored.ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
-
-
-def _takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
-    """Check that a model gives an image among others the output that it gave it alone, with the photo behind its negative."""
-    if (known := known_apart(model, pixels)) is not None:
-        return known
-    pair = torch.cat([-pixels, pixels])
-    try:
-        together = answer_of(model, pair, prepared)
-    except ModelError:  # it takes one image only
-        return False
-    return apart(model, pair, together, lambda: output)
 
 
 def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # noqa: ANN401 - a model's own
@@ -332,7 +269,7 @@ def as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
     return pixels.to(kind)
 
 
-def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
+def check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
     if not spec.classifier and not callable(target.of):
         raise NoClasses(
             f"{type(model).__name__} has no classification head, so there is no class to explain. "
@@ -354,7 +291,7 @@ def _check_called(model: nn.Module, recording: Recording, features: str | Sequen
         )
 
 
-def _check_size(spec: InputSpec, pixels: Tensor) -> None:
+def check_size(spec: InputSpec, pixels: Tensor) -> None:
     if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
         raise UnsupportedModel(f"the model takes pixels of size {spec.size}, got {tuple(pixels.shape[-2:])}.")
 

@@ -6,13 +6,12 @@ the pixels that it has, `box:N` the score of the class of a detection. Class, pi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import worded
@@ -22,33 +21,28 @@ from visattn.core.pipeline.outputs import class_name, tensor_of
 from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError
 
-_FORM = re.compile(r"\s*(pixel|mask|box)\s*:(.*)", re.DOTALL)
 _MASKS = "masks_queries_logits", "pred_masks"  # of mask transformers, `(B, masks, h, w)`; those of SAM have one axis more
 _DENSE = "logits", "out", "predicted_depth"
 _DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
 _ALIKE = 0.5  # overlap from which a detection counts as the same
 
 
-def is_place(of: object) -> bool:
-    """Check whether a target names a place in the output."""
-    return isinstance(of, str) and _FORM.fullmatch(of) is not None
-
-
-def with_place(prepared: Prepared, target: Target) -> Target:
-    """Return a target whose text names a place as a function of the output; any other target is returned as it is.
+def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
+    """Return a target that names a place in the output as a function of it.
 
     Args:
         prepared: The preprocessed photo.
         target: The target, with the class names if they are known.
 
+    Returns:
+        The photo as it was given, and the target.
+
     Raises:
         OptionError: If the text is malformed, the pixel is not in the part of the photo that the model received, or `versus` or
             `target_space` is given too.
     """
-    found = _FORM.fullmatch(target.of) if isinstance(target.of, str) else None
-    if found is None:
-        return target
-    kind, which = found[1], found[2].strip()
+    assert target.place is not None  # noqa: S101 - the step was looked up by it
+    kind, which = target.place
     if target.versus is not None or target.target_space != "logit":
         raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
     settle: Callable[[Any], Score]
@@ -63,7 +57,7 @@ def with_place(prepared: Prepared, target: Target) -> Target:
         settle = lambda output: _of_mask(output, which, target)  # noqa: E731
     else:
         settle = lambda output: _of_box(output, which, target.labels)  # noqa: E731
-    return replace(target, of=Place(settle))
+    return prepared, replace(target, of=Place(settle))
 
 
 class Score(NamedTuple):

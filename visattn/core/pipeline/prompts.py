@@ -25,7 +25,7 @@ _CLIP = "clip:"
 _VOCABULARY = 49408  # of the tokenizer that most models of open_clip use
 
 
-def with_prompt(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
+def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
     """Add the tokens of a prompt to the inputs, and make the similarity of image and prompt the target.
 
     Args:

@@ -49,6 +49,12 @@ class Question:
         """True if a target was given."""
         return self.target.given
 
+    @property
+    def runs_again(self) -> str:
+        """What the method needs of further passes for each image: `score` or `replay`; empty if one pass for all is enough."""
+        needs = self.method.needs if self.method else ()
+        return next((need for need in ("score", "replay") if need in needs), "")
+
     def settled(self, recording: Recording) -> Question:
         """Replace `auto` by a method that applies to a recording.
 
@@ -99,7 +105,8 @@ def check_layer(question: Question) -> None:
 
 def _check(methods: Sequence[str], given: Mapping[str, Any]) -> None:
     """Check the types of parameters, without the layer, whose model is not known yet."""
-    _any_accepts(methods, {name: value for name, value in given.items() if name != "layer"})
+    if present := {name: value for name, value in given.items() if name != "layer"}:
+        _any_accepts(methods, present)
 
 
 def _any_accepts(methods: Sequence[str], given: Mapping[str, Any]) -> None:
@@ -134,7 +141,7 @@ def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, targe
     target = target or Target()
     method = named(method)
     if method == "auto":
-        among = tuple(name for name in _AUTO if set(given) <= set(METHODS[name].parameters))
+        among = tuple(name for name in _AUTO if not given or set(given) <= set(METHODS[name].parameters))
         if not among:
             able = f": {names}" if (names := _taking(given)) else ""
             raise OptionError(f"method 'auto' has no parameters {', '.join(given)}. Name the method{able}.")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
 from visattn._support.module_hooks import module_hooks
 from visattn.core.families import cam_layer
-from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.methods import METHODS, Method
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.passes import Pass, answer_of, look, one_pass, with_readout
+from visattn.core.pipeline.passes import Pass, answer_of, one_pass, with_readout
 from visattn.core.pipeline.question import Question
-from visattn.core.pipeline.structure import before_last_attention
 from visattn.core.pipeline.targets import NoClasses
-from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured, OptionError
+
+if TYPE_CHECKING:
+    from visattn.core.families import feature_maps as feature_maps_of
+    from visattn.core.pipeline import structure
+else:
+    feature_maps_of, structure = Later("visattn.core.families.feature_maps"), Later(f"{__package__}.structure")
 
 __all__ = ["last_map", "layer_of_cam", "recorded"]
 
@@ -64,12 +68,6 @@ def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple
     return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
 
 
-def replayed(model: nn.Module, prepared: Prepared, question: Question, bar: Any, edit: Callable[[Tensor], Tensor]) -> Recording:  # noqa: ANN401
-    """Record a pass over pixels edited by a method, with the gradient of the target's score, and count it."""
-    bar.update()
-    return look(model, prepared, target=question.target, edit=edit, features="none")
-
-
 def at_layer(question: Question, layer: str) -> Question:
     """Return a question about one layer."""
     return replace(question, parameters={**question.parameters, "layer": layer})
@@ -96,10 +94,10 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
 def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
     """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
     _, channels, height, width = shape = tuple(prepared.pixels.shape)
-    known = cam_layer(model) or (None if prepared.inputs else last_feature_map(model, channels, (height, width)))
+    known = cam_layer(model) or (None if prepared.inputs else feature_maps_of.last_feature_map(model, channels, (height, width)))
     if known is not None or not search:
         return known
-    return before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
+    return structure.before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
 
 
 def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:

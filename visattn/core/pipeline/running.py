@@ -5,31 +5,30 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
+from visattn._support.faces import Later
 from visattn._support.modes import in_own_modes
 from visattn._support.notes import note
-from visattn._support.progress import progress
-from visattn.core.pipeline.answering import answer, of_model, with_target
-from visattn.core.pipeline.apart import known_apart
-from visattn.core.pipeline.detections import with_detection
+from visattn.core.pipeline.answering import answer, completed, of_model, with_target
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.joint import joined, keeps_apart
-from visattn.core.pipeline.passes import one_pass, scoring, telling_memory
-from visattn.core.pipeline.places import is_place
+from visattn.core.pipeline.passes import one_pass, telling_memory
 from visattn.core.pipeline.question import Question
-from visattn.core.pipeline.recordings import at_layer, layer_of_cam, recorded, replayed
+from visattn.core.pipeline.recordings import recorded
 from visattn.core.records import Recording
-from visattn.errors import ResourceError, VisattnError
+from visattn.errors import ResourceError
+
+if TYPE_CHECKING:
+    from visattn.core.pipeline import again, together
+else:
+    again, together = Later(f"{__package__}.again"), Later(f"{__package__}.together")
 
 __all__ = ["explained", "looked"]
 
 _T = TypeVar("_T")
-_ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
 
 
 @in_own_modes
@@ -50,10 +49,10 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
     """
 
     def run(some: Sequence[Prepared]) -> list[Explanation]:
-        found = _together(model, some, question) if len(some) > 1 else None
-        return found or [_alone(model, one, question) for one in some]
+        explanations = together.explained_together(model, some, question) if len(some) > 1 else None
+        return explanations or [_alone(model, one, question) for one in some]
 
-    return _by_size(run, prepared, seed, alone=_of_one_photo(question))
+    return _by_size(run, prepared, seed, alone=bool(question.runs_again or question.target.steps))
 
 
 @in_own_modes
@@ -71,14 +70,15 @@ def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | 
     """
 
     def run(some: Sequence[Prepared]) -> list[Recording]:
-        joint = joined(some)
-        if len(some) == 1 or known_apart(model, joint.pixels) is not False:
-            passed = one_pass(model, joint) if question is None else recorded(model, joint, question)[1]
-            if len(some) == 1 or keeps_apart(model, some, passed):
-                return [passed.recording.image(number) for number in range(len(some))]
-        return [recording for one in some for recording in run([one])]
+        recordings = together.recorded_together(model, some, question) if len(some) > 1 else None
+        return recordings or [_recorded_alone(model, one, question) for one in some]
 
     return _by_size(run, prepared, seed)
+
+
+def _recorded_alone(model: nn.Module, prepared: Prepared, question: Question | None) -> Recording:
+    passed = one_pass(model, prepared) if question is None else recorded(model, prepared, question)[1]
+    return passed.recording.image(0)
 
 
 def _by_size(
@@ -107,51 +107,14 @@ def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence
     return [one for half in (prepared[: count // 2], prepared[count // 2 :]) for one in _in_halves(run, half)]
 
 
-def _of_one_photo(question: Question) -> bool:
-    """Check whether the score of an image depends on its photo's geometry, or the method runs the model again for each image."""
-    of, needs = question.target.of, question.method.needs if question.method else ()
-    return bool(_ALONE & set(needs)) or is_place(of) or question.target.prompt is not None
-
-
-def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question) -> list[Explanation] | None:
-    """Explain photos of one size with one pass; None if it does not give each what it gets alone."""
-    try:
-        question = of_model(question, model)
-        joint, target = with_target(model, joined(prepared), question.target)
-        if known_apart(model, joint.pixels) is False:
-            return None
-        settled, passed = recorded(model, joint, replace(question, target=target))
-        settled = settled.settled(passed.recording)
-        again = _ALONE & set(settled.method.needs if settled.method else ())
-        if again or passed.detections is not None or not keeps_apart(model, prepared, passed):
-            return None
-        auto = question.method is None
-        return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
-    except ResourceError:
-        raise
-    except VisattnError:  # of one image, which is told of it alone, or of the batch
-        return None
-
-
 def _alone(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
     """Explain one photo, with as many passes as its method needs."""
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)
-    method = question.method
-    if method is not None and "score" in method.needs:
-        if "seed" in method.parameters:
-            question = replace(question, parameters={**question.parameters, "seed": prepared.seed})
-        features: str | list[str] = "none"
-        if "cam layer" in method.needs:
-            question = at_layer(question, layer_of_cam(model, prepared, question.parameters))
-            features = [str(question.parameters["layer"])]
-        with scoring(model, prepared, question.target, features=features) as (recording, scored):
-            return answer(recording, prepared, question, given={"scored": scored})
-    settled, found = recorded(model, prepared, question)
-    again = settled.method is not None and "replay" in settled.method.needs
-    with progress("forward passes", "pass") as bar:
-        given = {"replay": partial(replayed, model, prepared, settled, bar)} if again else {}
-        explanation = answer(found.recording, prepared, settled, given=given, auto=question.method is None)
-    made = with_detection(explanation.map, explanation.geometry, found.detections, question.target.labels)
-    return replace(explanation, map=made)
+    if need := question.runs_again:
+        explanation: Explanation = again.ANSWERS[need](model, prepared, question)
+        return explanation
+    settled, passed = recorded(model, prepared, question)
+    explanation = answer(passed.recording, prepared, settled, auto=question.method is None)
+    return completed(explanation, passed, prepared, target)

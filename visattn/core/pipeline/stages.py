@@ -10,7 +10,7 @@ from torch import nn
 
 from visattn._support.language import worded
 from visattn._support.modes import in_own_modes
-from visattn._support.spellings import spelled
+from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn.core.drawing.pages import sheet
 from visattn.core.drawing.pictures import Picture, carrying
@@ -35,7 +35,7 @@ def _arguments() -> list[str]:
     return [*parameter_names(), "target", "pixels", "inputs", "weights", "seed", "device"]
 
 
-@spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=_arguments)
+@with_options(PreprocessingOptions, TargetOptions, DrawOptions, more=_arguments)
 @typed(but=("method",))
 @in_own_modes
 def explain_stages(
@@ -95,7 +95,7 @@ def by_stages(
     return [explained(model, [prepared], one, seed=seed)[0] for one in questions]
 
 
-@spelled(StyleOptions)
+@with_options(StyleOptions)
 @typed()
 def stage_page(explanations: Sequence[Explanation], *, panel: int = 224, **style: Unpack[StyleOptions]) -> Picture:
     """Draw the explanations of one photo by several layers, one panel each, on its own color scale.

@@ -23,6 +23,7 @@ from visattn.errors import OptionError, ShapeError
 
 __all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "read_labels"]
 
+_PLACE = re.compile(r"\s*(pixel|mask|box)\s*:(.*)", re.DOTALL)
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
 
@@ -86,6 +87,17 @@ class Target:
     def given(self) -> bool:
         """True if anything but the top class was asked for."""
         return (self.of, self.versus, self.prompt, self.target_space) != (None, None, None, "logit")
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Kind of the place in the output that the target names (`pixel`, `mask`, `box`), and which it is; None if it names none."""
+        named = _PLACE.fullmatch(self.of) if isinstance(self.of, str) else None
+        return None if named is None else (named[1], named[2].strip())
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the steps that turn the target into a function of the output before the model runs, see `answering.STEPS`."""
+        return ("prompt",) * (self.prompt is not None) + ("place",) * (self.place is not None)
 
     def resolve(self, output: Any) -> ResolvedTarget:  # noqa: ANN401 - whatever the model returns
         """Resolve the target for the model's output on a batch.

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from visattn._support.checks import one_of, suggest
 from visattn._support.notes import warn
-from visattn._support.spellings import value_of
 from visattn.errors import ModelError, OptionError, ShapeError
 from visattn.nn.attaching.attached import Attachment, Site
 from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_of
@@ -166,8 +165,7 @@ def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str)
             f"attention must be a name, a class or a function of the channels, got {type(attention).__name__}. "
             "One module for all sites would share its weights."
         )
-    named = value_of("attention", attention, sorted(ATTENTION)) if isinstance(attention, str) else attention
-    make = ATTENTION[one_of(named, sorted(ATTENTION), "attention")] if isinstance(named, str) else named
+    make = ATTENTION[one_of(attention, sorted(ATTENTION), "attention")] if isinstance(attention, str) else attention
     label = attention if isinstance(attention, str) else getattr(attention, "__name__", "the function")
     try:
         inspect.signature(make).bind(maps.channels, **options)

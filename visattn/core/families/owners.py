@@ -1,0 +1,51 @@
+"""Which family a model belongs to, told by its class and by what lies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from timm.models import PretrainedCfg
+from torch import nn
+
+from visattn._support.faces import Later
+from visattn.core.families.facts import family_of
+
+__all__ = ["owner"]
+
+
+def _is_of_timm(model: nn.Module) -> bool:
+    """Check whether a model is of timm, or was built by timm."""
+    built = isinstance(vars(model).get("pretrained_cfg"), (Mapping, PretrainedCfg))
+    return built or any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+
+
+def _is_of_torchvision(model: nn.Module) -> bool:
+    """Check whether a model is a torchvision classifier; models in subpackages (detection, segmentation, video) are not."""
+    return any(kind.__module__.rpartition(".")[0] == "torchvision.models" for kind in type(model).__mro__)
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    """Check whether a model is of transformers, with its configuration."""
+    return hasattr(model, "config") and any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
+
+
+OWNS: Mapping[str, Callable[[nn.Module], bool]] = {  # the first that owns a model describes it
+    "trained": lambda model: family_of(model) == "trained",
+    "timm": _is_of_timm,
+    "torchvision": _is_of_torchvision,
+    "huggingface": _is_of_transformers,
+    "custom": lambda _: True,
+}
+# one file for each family; it is imported when a model of the family is met
+FAMILIES: Mapping[str, Any] = {name: Later(f"{__package__}.{name}") for name in OWNS}
+
+
+def owner(model: nn.Module) -> str:
+    """Return the name of the first family that owns a model; `custom` takes any."""
+    return next(name for name, owns in OWNS.items() if owns(model))
+
+
+def library(model: nn.Module) -> Any:  # noqa: ANN401 - a module
+    """Return the family of the library that a model comes from, whoever trained it."""
+    return next(FAMILIES[name] for name, owns in OWNS.items() if name != "trained" and owns(model))
