@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         provenance as provenance,
         records as records,
     )
-    from visattn.core.capturing import AttentionCall as AttentionCall, permuted as permuted
+    from visattn.core.capturing.interventions import AttentionCall as AttentionCall, permuted as permuted
     from visattn.core.drawing.filmstrips import animation as animation, filmstrip as filmstrip
     from visattn.core.drawing.gate_pages import gate_page as gate_page
     from visattn.core.drawing.matrices import matrix_page as matrix_page
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
         normalize as normalize,
         save_map as save_map,
     )
-    from visattn.core.pipeline.captures import capture as capture, intervene as intervene
+    from visattn.core.pipeline.captures import capture as capture
+    from visattn.core.pipeline.editing import intervene as intervene
     from visattn.core.pipeline.explaining import explain as explain, explain_batch as explain_batch
     from visattn.core.pipeline.explanation import Explanation as Explanation
     from visattn.core.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 
 # public name -> module that defines it; no module shares its name with a public function, or importing it would replace the function
 _NAMES = {
-    "AttentionCall": "core.capturing",
+    "AttentionCall": "core.capturing.interventions",
     "AttentionMap": "core.maps",
     "AttentionRecord": "core.records",
     "Explanation": "core.pipeline.explanation",
@@ -101,7 +102,7 @@ _NAMES = {
     "explain_video": "batch.films",
     "filmstrip": "core.drawing.filmstrips",
     "gate_page": "core.drawing.gate_pages",
-    "intervene": "core.pipeline.captures",
+    "intervene": "core.pipeline.editing",
     "load_image": "core.images.sources",
     "load_map": "core.maps",
     "load_maps": "core.maps",
@@ -110,7 +111,7 @@ _NAMES = {
     "matrix_page": "core.drawing.matrices",
     "normalize": "core.maps",
     "overlay": "core.drawing.overlays",
-    "permuted": "core.capturing",
+    "permuted": "core.capturing.interventions",
     "prepare": "core.pipeline.inputs",
     "prepare_batch": "core.pipeline.inputs",
     "prepare_tensor": "core.pipeline.tensors",

@@ -19,7 +19,7 @@ from embedding import photos
 
 from bench.measuring import load
 from bench.shared import THREADS
-from visattn._support.files import write_whole
+from visattn._support.whole_files import write_whole
 from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
 from visattn.core.drawing.pictures import to_png
 from visattn.core.pipeline.inputs import prepare_with, read

@@ -9,7 +9,7 @@ from PIL import Image
 
 import visattn
 from visattn import data
-from visattn._support.files import write_whole
+from visattn._support.whole_files import write_whole
 from visattn.captioning import load_captioner
 from visattn.core.drawing.pages import Cell, sheet
 from visattn.core.drawing.pictures import to_png

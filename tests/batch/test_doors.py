@@ -18,8 +18,8 @@ from PIL import Image
 
 from tests.cli.test_commands import Run, run
 from visattn import load_image, load_map
-from visattn._support.files import check_output, write_whole
 from visattn._support.outside import fault_of, folded
+from visattn._support.whole_files import check_output, write_whole
 from visattn.batch import archives, items_of
 from visattn.core.images.loading import bounded
 from visattn.errors import ImageError, MapError, OutputError

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 import visattn
 from tests import tiny
-from visattn.core.capturing import permuted
-from visattn.core.families import AttentionCall
+from visattn import AttentionCall
+from visattn.core.capturing.interventions import permuted
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 
 

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import pytest
 
-from visattn._support.files import (
+from visattn._support.files import cache_folder
+from visattn._support.whole_files import (
     building_file,
     building_folder,
-    cache_folder,
     check_folder,
     check_output,
     check_outputs,

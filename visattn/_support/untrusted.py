@@ -9,8 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from visattn._support.checks import printable
-from visattn._support.files import KINDS, refusal
+from visattn._support.files import KINDS
 from visattn._support.language import flag
+from visattn._support.whole_files import refusal
 from visattn.errors import OutputError
 
 

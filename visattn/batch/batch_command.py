@@ -13,9 +13,10 @@ from warnings import simplefilter
 import click
 
 from visattn._support.checks import between, printable
-from visattn._support.files import base_name, exists, is_folder, refusal, write_whole
+from visattn._support.files import base_name, exists, is_folder
 from visattn._support.tables import to_json
 from visattn._support.types import Engine, MapFormat
+from visattn._support.whole_files import refusal, write_whole
 from visattn.core.command_line.asking import kind_of, question_of
 from visattn.core.command_line.faults import complain
 from visattn.core.command_line.late import LateCommand, method_options

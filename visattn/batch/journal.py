@@ -14,11 +14,11 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 import msgspec
 
 from visattn._support.checks import printable
-from visattn._support.files import refusal
 from visattn._support.json_files import decoded
 from visattn._support.language import flag
 from visattn._support.outside import fault_of
 from visattn._support.untrusted import check_own, open_own, read_own
+from visattn._support.whole_files import refusal
 from visattn.batch.settings import ALL, differences
 from visattn.errors import OutputError
 

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import click
 
-from visattn._support.files import check_output
 from visattn._support.types import View
+from visattn._support.whole_files import check_output
 from visattn.core.command_line.asking import kind_of, model_of, question_of
 from visattn.core.command_line.late import LateCommand, method_options
 from visattn.core.command_line.options import (

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from visattn._support.checks import first_line, printable
-from visattn._support.files import exists, is_folder, refusal, write_whole
+from visattn._support.files import exists, is_folder
 from visattn._support.language import flag
 from visattn._support.shortages import lacks_memory
 from visattn._support.threads import pool
 from visattn._support.untrusted import inside
+from visattn._support.whole_files import refusal, write_whole
 from visattn.batch import statistics
 from visattn.batch.items import Item
 from visattn.batch.journal import Entry

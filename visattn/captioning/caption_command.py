@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import check_outputs, is_folder, result_names, write_whole
+from visattn._support.files import is_folder
 from visattn._support.types import Interpolation, Sampling
+from visattn._support.whole_files import check_outputs, result_names, write_whole
 from visattn.core.command_line.asking import short_name
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import Command

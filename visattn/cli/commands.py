@@ -15,9 +15,9 @@ from importlib import import_module
 
 import click
 
-from visattn._support.files import remove_unfinished
 from visattn._support.language import in_shell
 from visattn._support.progress import silence
+from visattn._support.whole_files import remove_unfinished
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
 from visattn.core.command_line.faults import FULL, complain, fault, no_room, one_line
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from visattn._support.files import check_output, write_whole
+from visattn._support.whole_files import check_output, write_whole
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.options import DEFAULT_MODEL, talk_options
 from visattn.core.command_line.talk import note, result

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import click
 
 from visattn._support.checks import printable, whole_number
-from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.tables import Row, to_csv, to_json, to_text, without_nan
 from visattn._support.types import Property
+from visattn._support.whole_files import check_output, check_png, write_whole
 from visattn.core.command_line.asking import model_of
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.options import (
@@ -26,7 +26,8 @@ from visattn.core.command_line.options import (
 )
 from visattn.core.command_line.study_files import is_study, only_view
 from visattn.core.command_line.talk import describe, note, result
-from visattn.core.drawing.style import PAGE, Style
+from visattn.core.drawing.options import PAGE
+from visattn.core.drawing.style import Style
 from visattn.core.images.sources import as_file
 from visattn.errors import NoAttentionCaptured, OptionError
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import cache_folder, write_whole
+from visattn._support.files import cache_folder
 from visattn._support.tables import to_json, to_text
+from visattn._support.whole_files import write_whole
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.options import talk_options
 from visattn.errors import OptionError, VisattnError

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
+from visattn._support.files import is_folder
+from visattn._support.whole_files import check_outputs, check_png, result_names, write_whole
 from visattn.core.command_line.asking import kind_of, model_of, parameters, question_of
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import LateCommand, method_options

@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from visattn._support.names import model_title
+from visattn._support.faces import Later
 from visattn._support.reprs import brief
 from visattn.core.geometry import Geometry
+
+if TYPE_CHECKING:
+    from visattn._support import names
+else:
+    names = Later("visattn._support.names")
 
 __all__ = ["Provenance", "Sink", "processor", "sink_warning", "versions"]
 
@@ -115,7 +120,7 @@ class Provenance:
     @property
     def title(self) -> str:
         """Model and image for the title of a picture, for example `DINOv2 ViT-S/14 on coffee.png`; random weights are named."""
-        model = f"{model_title(self.model)} ({self.weights})" if self.random else model_title(self.model)
+        model = f"{names.model_title(self.model)} ({self.weights})" if self.random else names.model_title(self.model)
         return f"{model} on {self.image}" if self.image else model
 
     def but(self, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **facts: Any) -> Provenance:  # noqa: ANN401

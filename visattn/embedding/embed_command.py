@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import check_output
 from visattn._support.types import Criterion, Layout
 from visattn._support.untrusted import check_own_folder
+from visattn._support.whole_files import check_output
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.numbers import numbers_of
 from visattn.core.command_line.options import (

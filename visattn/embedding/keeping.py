@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from visattn._support.files import refusal
+from visattn._support.whole_files import refusal
 from visattn.embedding.one_image import OneImage
 
 if TYPE_CHECKING:

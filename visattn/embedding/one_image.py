@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor
 
-from visattn._support.files import write_whole
 from visattn._support.json_files import Whole, decoded
 from visattn._support.reprs import brief
 from visattn._support.types import Property
+from visattn._support.whole_files import write_whole
 from visattn.core.geometry import Box, Geometry
 from visattn.core.images import image_facts
 from visattn.core.maps.files import layout_of

@@ -10,10 +10,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from visattn._support.files import check_output, write_whole
 from visattn._support.options import with_options
 from visattn._support.tables import Row, without_nan
 from visattn._support.typed import typed
+from visattn._support.whole_files import check_output, write_whole
 from visattn.core.provenance import Provenance
 from visattn.embedding.layouts import Laid, lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers

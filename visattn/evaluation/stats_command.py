@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import base_name, check_folder, exists, is_folder, write_folder_whole
+from visattn._support.files import base_name, exists, is_folder
 from visattn._support.tables import STATISTICS, to_json
+from visattn._support.whole_files import check_folder, write_folder_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.faults import complain
 from visattn.core.command_line.late import Command

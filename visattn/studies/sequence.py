@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from visattn._support.files import check_output, write_whole
 from visattn._support.options import with_options
 from visattn._support.reprs import brief
 from visattn._support.typed import typed
+from visattn._support.whole_files import check_output, write_whole
 from visattn.errors import OptionError
 from visattn.studies.study_page import PageOptions, html_of
 from visattn.studies.views import View

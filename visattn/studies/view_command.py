@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._support.checks import between, printable
-from visattn._support.files import check_output, write_whole
+from visattn._support.whole_files import check_output, write_whole
 from visattn.core.command_line.asking import model_of, short_name
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.numbers import numbers_of

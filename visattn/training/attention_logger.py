@@ -16,13 +16,14 @@ from PIL import Image
 from torch import Tensor, distributed, nn
 
 from visattn._support.checks import between
-from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
+from visattn._support.whole_files import check_output, write_whole
+from visattn.core.drawing.options import PAGE, PageOptions
 from visattn.core.drawing.overlays import on_scale
 from visattn.core.drawing.pages import Bar, Cell, sheet
 from visattn.core.drawing.pictures import Picture, carrying, to_png
-from visattn.core.drawing.style import PAGE, PageOptions, Style
+from visattn.core.drawing.style import Style
 from visattn.core.families import input_spec
 from visattn.core.families.wrappers import unwrapped
 from visattn.core.geometry import Geometry

@@ -98,7 +98,7 @@ def classify_command(
     torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._support.tables import to_json
-    from visattn.training import Config, compare_runs
+    from visattn.training.config import Config
 
     recipe = _recipe(Config, config, options)
     if options["dry_run"]:
@@ -106,6 +106,8 @@ def classify_command(
         return 0
     _check_together(compare, seeds, recipe.attention, beginning=options["force"] or options["overwrite"])
     if compare is not None:
+        from visattn.training.report.compared_runs import compare_runs
+
         names = [name.strip() for name in compare.split(",") if name.strip()]
         table = compare_runs(recipe, output, names, seeds, quiet=options["quiet"])
         click.echo(to_json(table) if options["as_json"] else (output / "comparison.md").read_text())
@@ -130,7 +132,7 @@ def caption_command(
     visattn train caption --data dataset_flickr8k.json --root Flicker8k_Dataset --model resnet50 --weights auto --freeze -o runs/flickr
     torchrun --nproc-per-node 2 -m visattn train caption --data coco --root coco -o runs/two
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    from visattn.training import CaptionConfig
+    from visattn.training.tasks.caption_config import CaptionConfig
 
     recipe = _recipe(CaptionConfig, config, options)
     if options["dry_run"]:
@@ -141,7 +143,7 @@ def caption_command(
 
 def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> Any:  # noqa: ANN401 - an instance of `kind`
     """Build the recipe from a config file and command-line options; options override the file."""
-    from visattn.training import checked, read_config
+    from visattn.training.config import checked, read_config
 
     given = read_config(config, kind) if config else {}
     own = checked(_given({setting.name: options[setting.name] for setting in fields(kind)}), "options", kind)
@@ -170,7 +172,7 @@ def _trained(recipe: Any, output: Path, options: dict[str, Any]) -> int:  # noqa
     """Train, and print the result."""
     from visattn._support.tables import to_json
     from visattn.errors import OptionError
-    from visattn.training import train
+    from visattn.training.loop import train
 
     force, overwrite = options["force"], options["overwrite"]
     if force and overwrite:

@@ -16,17 +16,18 @@ from PIL import Image
 from torch import nn
 
 from visattn._support.checks import printable
-from visattn._support.files import check_output
 from visattn._support.options import with_options
 from visattn._support.progress import progress
 from visattn._support.typed import typed
 from visattn._support.types import View
+from visattn._support.whole_files import check_output
 from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact, maps_of, smoothed
 from visattn.batch.films.reading import Film
 from visattn.batch.films.walking import Walk, start_of
 from visattn.batch.films.writing import check_name, writing
+from visattn.core.drawing.options import StyleOptions
 from visattn.core.drawing.overlays import on_scale, rgb_components
-from visattn.core.drawing.style import Style, StyleOptions
+from visattn.core.drawing.style import Style
 from visattn.core.maps import AttentionMap, value_range
 from visattn.core.maps.scaling import range_words, resolved, shows_nothing
 from visattn.core.methods.table import MethodName

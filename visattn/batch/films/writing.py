@@ -14,7 +14,7 @@ from PIL import Image
 
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
-from visattn._support.files import building_file
+from visattn._support.whole_files import building_file
 from visattn.errors import OptionError, OutputError
 
 CODECS = {".mp4": "libx264", ".webm": "libvpx-vp9"}

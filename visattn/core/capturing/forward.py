@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
+from visattn._support.faces import Later
 from visattn.core.capturing.description import Place
 from visattn.core.capturing.following.conclusions import Conclusions, Located, concluded
 from visattn.core.capturing.following.locations import by_rule
-from visattn.core.capturing.following.projections import Projections, features_of
-from visattn.core.capturing.following.vectors import Vectors, vectors_of
 from visattn.core.capturing.intercept.calls import Call
 from visattn.core.capturing.tokens.arrangement import Arrangement, Tokens
 from visattn.core.capturing.trace.tape import Attention, Tape
 from visattn.errors import LayoutError
+
+if TYPE_CHECKING:
+    from visattn.core.capturing.following import projections as projections_of, vectors as vectors_behind
+else:
+    projections_of = Later("visattn.core.capturing.following.projections")
+    vectors_behind = Later("visattn.core.capturing.following.vectors")
 
 
 class Inputs(NamedTuple):
@@ -90,22 +95,22 @@ class Forward:
         if self._place is not None or arrangement.kind == "sampled":
             return None
         projections = self._tape.projections
-        if not isinstance(projections, Projections):
-            projections = self._tape.projections = Projections(self._tape)
+        if not isinstance(projections, projections_of.Projections):
+            projections = self._tape.projections = projections_of.Projections(self._tape)
 
         def features() -> Tensor | None:
-            ordered = features_of(arrangement, attention, call.value.shape[-1])
+            ordered = projections_of.features_of(arrangement, attention, call.value.shape[-1])
             return None if ordered is None else call.laid_out(ordered)
 
         return projections.weight(self._tape, attention, features, lambda slot: self._used[slot]())
 
-    def vectors(self, attention: Attention) -> Vectors | None:
+    def vectors(self, attention: Attention) -> vectors_behind.Vectors | None:
         """Return where the queries and keys of a call are among the operands of its scores; None if it is unknown."""
         known_vectors = self._tape.vectors
         if attention not in known_vectors:
-            known_vectors[attention] = vectors_of(self._tape, attention)
+            known_vectors[attention] = vectors_behind.vectors_of(self._tape, attention)
         vectors = known_vectors[attention]
-        return vectors if isinstance(vectors, Vectors) else None
+        return vectors if isinstance(vectors, vectors_behind.Vectors) else None
 
     def tokens(self, slot: int | None) -> Tokens | None:
         """Return the arrangement of the tokens in a slot that was asked for; None if there is none."""

@@ -20,6 +20,8 @@ from visattn.core.capturing.watching import NO_IMAGES, Watch
 from visattn.core.records import TokenLayout
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 
+__all__ = ["AttentionCall", "Edit", "intervene", "masked", "permuted", "scaled"]
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:

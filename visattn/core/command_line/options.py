@@ -11,7 +11,8 @@ import click
 
 from visattn._support.checks import whole_number
 from visattn._support.types import LARGEST_BATCH, Space, Task
-from visattn.core.drawing.style import Style, StyleOptions
+from visattn.core.drawing.options import StyleOptions
+from visattn.core.drawing.style import Style
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
 

@@ -1,50 +1,24 @@
 """Options that turn values into colors. All drawing functions take them, and every picture's provenance stores them.
 
-To add an option, add a field to `Style` and a key to `ColorOptions`, and use it in `overlays`; commands and figures then have it too.
+To add an option, add a field to `Style` and a key to `ColorOptions` (`options`), and use it in `overlays`. Commands and figures then
+have it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from visattn._support.checks import between, one_of
 from visattn._support.options import option
-from visattn._support.types import Blend, Colormap, Interpolation, Normalization
+from visattn._support.types import Blend, Interpolation, Normalization
 from visattn.core.drawing import colormaps
 from visattn.errors import OptionError
 
-__all__ = ["PAGE", "PageOptions", "Style", "StyleOptions"]
-
-
-class ColorOptions(TypedDict, total=False):
-    """Options for maps that are already in pixels; see `Style`."""
-
-    normalize: Normalization
-    opacity: float
-    blend: Blend
-    colormap: Colormap | None
-    contours: Sequence[float] | float
-    marks: bool
-    transparent: bool
-
-
-class StyleOptions(ColorOptions, total=False):
-    """Options for maps that are interpolated to pixels first; see `Style`."""
-
-    interpolation: Interpolation
-
-
-class PageOptions(StyleOptions, total=False):
-    """Options of a figure of panels."""
-
-    panel: int
-
-
-PAGE: StyleOptions = {"opacity": 0.6, "blend": "constant", "interpolation": "nearest"}  # small panels show every patch
+__all__ = ["Style"]
 
 
 @dataclass(frozen=True)

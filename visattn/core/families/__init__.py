@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from visattn._support.checks import first_line
 from visattn._support.types import Task
-from visattn.core.capturing import AttentionCall, ModelDescription
+from visattn.core.capturing import ModelDescription
 from visattn.core.families.facts import facts_of, state
-from visattn.core.families.owners import FAMILIES, owner
+from visattn.core.families.owners import FAMILIES, family, owner
 from visattn.core.families.spec import InputSpec, declared_preprocessing, sides
 from visattn.core.families.wrappers import receiver, unwrapped
 from visattn.core.provenance import Provenance
@@ -23,7 +23,6 @@ from visattn.errors import ModelError, OptionError, VisattnError
 
 __all__ = [
     "FAMILIES",
-    "AttentionCall",
     "InputSpec",
     "ModelDescription",
     "cam_layer",
@@ -92,7 +91,7 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
 def task(model: nn.Module) -> Task | None:
     """Return what the outputs of a model are, if it states that."""
     bare = unwrapped(model)
-    stated: Task | None = FAMILIES["huggingface"].task(bare) if owner(bare) == "huggingface" else None
+    stated: Task | None = family("huggingface").task(bare) if owner(bare) == "huggingface" else None
     return stated
 
 
@@ -116,7 +115,7 @@ def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
     """
     provenance = provenance_of(model)
     if grid is not None:
-        stated: ModelDescription = FAMILIES["custom"].told(model, grid, prefix, provenance)
+        stated: ModelDescription = family("custom").told(model, grid, prefix, provenance)
         return stated
     if prefix:
         raise OptionError("prefix needs grid to give the positions of tokens, got no grid. Pass grid=(rows, columns) too.")
@@ -141,4 +140,4 @@ def remember(model: nn.Module, provenance: Provenance) -> None:
 
 
 def _family_of(model: nn.Module) -> Any:  # noqa: ANN401 - a module
-    return FAMILIES[owner(unwrapped(model))]
+    return family(owner(unwrapped(model)))

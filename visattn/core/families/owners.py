@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from timm.models import PretrainedCfg
 from torch import nn
 
-from visattn._support.faces import Later
 from visattn.core.families.facts import family_of
 
 __all__ = ["owner"]
@@ -37,8 +38,13 @@ OWNS: Mapping[str, Callable[[nn.Module], bool]] = {  # the first that owns a mod
     "huggingface": _is_of_transformers,
     "custom": lambda _: True,
 }
-# one file for each family; it is imported when a model of the family is met
-FAMILIES: Mapping[str, Any] = {name: Later(f"{__package__}.{name}") for name in OWNS}
+FAMILIES = tuple(OWNS)
+
+
+@cache
+def family(name: str) -> Any:  # noqa: ANN401 - a module
+    """Return the file of a family; it is imported when a model of the family is first met."""
+    return import_module(f"{__package__}.{name}")
 
 
 def owner(model: nn.Module) -> str:
@@ -48,4 +54,4 @@ def owner(model: nn.Module) -> str:
 
 def library(model: nn.Module) -> Any:  # noqa: ANN401 - a module
     """Return the family of the library that a model comes from, whoever trained it."""
-    return next(FAMILIES[name] for name, owns in OWNS.items() if name != "trained" and owns(model))
+    return next(family(name) for name, owns in OWNS.items() if name != "trained" and owns(model))

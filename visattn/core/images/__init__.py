@@ -1,7 +1,6 @@
 """Image loading: photo files and arrays become upright RGB images."""
 
 from visattn._support.types import MAX_PIXELS
-from visattn.core.images.bands import Bands, bands_of
 from visattn.core.images.loading import (
     BACKGROUND,
     FORMATS,
@@ -20,11 +19,9 @@ __all__ = [
     "FORMATS",
     "LARGEST",
     "MAX_PIXELS",
-    "Bands",
     "ImageFacts",
     "as_array",
     "as_photo",
-    "bands_of",
     "decode",
     "image_facts",
     "load_file",

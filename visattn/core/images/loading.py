@@ -21,15 +21,18 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn._support.checks import between, one_of, printable
+from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
 from visattn.core.images import gray
-from visattn.core.images.formats import foreign
-from visattn.core.images.profiles import to_srgb
 from visattn.errors import ImageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from visattn.core.images import formats, profiles
+else:
+    formats, profiles = Later("visattn.core.images.formats"), Later("visattn.core.images.profiles")
 
 __all__ = ["bounded", "read_bytes", "too_large"]
 
@@ -322,7 +325,7 @@ def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) 
         return image
     color, alpha = _split(image, samples, notes)
     if profile:
-        color = to_srgb(color, profile, notes)
+        color = profiles.to_srgb(color, profile, notes)
     if color.mode == "I;16":
         color = gray.narrow(color)
     photo = color.convert("RGB")
@@ -362,7 +365,7 @@ def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
         pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
         return f"{pixels} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down"
     unknown = isinstance(error, UnidentifiedImageError) or (data.startswith(b"BM") and not _has_signature(data))
-    if unknown and (cause := foreign(data)):
+    if unknown and (cause := formats.foreign(data)):
         return cause
     if unknown and _has_signature(data):
         return "truncated (image data ends early) or damaged; download or copy it again"

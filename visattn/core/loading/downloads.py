@@ -17,8 +17,9 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, Repositor
 from tqdm import tqdm
 
 from visattn._support.checks import printable
-from visattn._support.files import is_file, write_whole
+from visattn._support.files import is_file
 from visattn._support.language import option
+from visattn._support.whole_files import write_whole
 from visattn.errors import OutputError, WeightsError
 
 _SECONDS = 3  # timeout for the hub's first answer; short and without retries, so that users without network need not wait

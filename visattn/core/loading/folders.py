@@ -18,10 +18,11 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, shown as as_repr, told as brief
-from visattn._support.files import building_folder, is_file, regular
+from visattn._support.files import is_file, regular
 from visattn._support.json_files import Anything, converted, decoded
 from visattn._support.language import worded
 from visattn._support.own_code import is_function
+from visattn._support.whole_files import building_folder
 from visattn.core.families.trained import remember
 from visattn.core.loading.blueprints import Blueprint, shared
 from visattn.core.loading.limits import no_larger_than

@@ -23,7 +23,8 @@ import numpy as np
 import safetensors.numpy
 
 from visattn._support.checks import one_of
-from visattn._support.files import cache_folder, write_whole
+from visattn._support.files import cache_folder
+from visattn._support.whole_files import write_whole
 from visattn.core.loading import onnx_reader
 from visattn.errors import WeightsError
 

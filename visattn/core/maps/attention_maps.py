@@ -12,19 +12,22 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import between, one_of
+from visattn._support.faces import Later
 from visattn._support.language import option
 from visattn._support.reprs import brief
 from visattn._support.types import Interpolation
 from visattn.core.geometry import Geometry
 from visattn.core.maps.facts import MapFacts
-from visattn.core.maps.heatmaps import Heatmap
-from visattn.core.maps.interpolation import KERNELS, resampled
 from visattn.core.provenance import Provenance, sink_warning
 from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
+
+    from visattn.core.maps import heatmaps, interpolation as interpolations
+else:
+    interpolations, heatmaps = Later("visattn.core.maps.interpolation"), Later("visattn.core.maps.heatmaps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +165,7 @@ class AttentionMap:
             provenance=replace(self.provenance, parameters=parameters),
         )
 
-    def to_heatmap(self, geometry: Geometry, interpolation: Interpolation = "bilinear") -> Heatmap:
+    def to_heatmap(self, geometry: Geometry, interpolation: Interpolation = "bilinear") -> heatmaps.Heatmap:
         """Interpolate the map to the photo's own pixels.
 
         The center of each photo pixel is mapped to the grid, and the cells around it are interpolated (half-pixel centers, edges
@@ -180,7 +183,7 @@ class AttentionMap:
             OptionError: If the interpolation is unknown.
             MapError: If the map has a batch axis, has no 2D grid, or was made for an input of another size.
         """
-        one_of(interpolation, tuple(KERNELS), "interpolation")
+        one_of(interpolation, tuple(interpolations.KERNELS), "interpolation")
         if "batch" in self.axes:
             raise MapError("a heatmap shows one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
         if len(self.layout.grid) != 2:
@@ -201,10 +204,10 @@ class AttentionMap:
         seen = geometry.seen(box)
         top, left, bottom, right = (int(side) for side in seen)
         values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
-        values[..., top:bottom, left:right] = resampled(grid, geometry, box, seen, interpolation)
+        values[..., top:bottom, left:right] = interpolations.resampled(grid, geometry, box, seen, interpolation)
         sinks = self.facts.sinks[0] if len(self.facts.sinks) == 1 else ()
         centers = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
-        return Heatmap(
+        return heatmaps.Heatmap(
             values,
             self.axes,
             seen,

@@ -14,29 +14,30 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.faces import Later
-from visattn._support.files import check_output, write_whole
-from visattn._support.html import figure
 from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
-from visattn.core.drawing.style import Style, StyleOptions
+from visattn._support.whole_files import check_output, write_whole
+from visattn.core.drawing.options import StyleOptions
 from visattn.core.geometry import Geometry
-from visattn.core.maps import AttentionMap, Heatmap, value_range
-from visattn.core.maps.scaling import nearly_even, resolved
+from visattn.core.maps import AttentionMap
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from visattn.core.drawing import marks, overlays, pages, pictures, sheets
+    from visattn._support import html
+    from visattn.core.drawing import marks, overlays, pages, pictures, sheets, style as styles
     from visattn.core.drawing.pictures import Picture
-    from visattn.core.maps import files, formats
+    from visattn.core.drawing.style import Style
+    from visattn.core.maps import Heatmap, files, formats, scaling
 else:
-    marks, overlays, pages, pictures, sheets = (
-        Later(f"visattn.core.drawing.{name}") for name in ("marks", "overlays", "pages", "pictures", "sheets")
+    html = Later("visattn._support.html")
+    marks, overlays, pages, pictures, sheets, styles = (
+        Later(f"visattn.core.drawing.{name}") for name in ("marks", "overlays", "pages", "pictures", "sheets", "style")
     )
-    files, formats = (Later(f"visattn.core.maps.{name}") for name in ("files", "formats"))
+    files, formats, scaling = (Later(f"visattn.core.maps.{name}") for name in ("files", "formats", "scaling"))
 
 __all__ = ["Explanation"]
 
@@ -127,7 +128,7 @@ class Explanation:
             ShapeError: If the map has components, but not three.
             OptionError: If an option is unknown or out of range, or `transparent` is combined with a band or components.
         """
-        chosen = Style(**style)
+        chosen = styles.Style(**style)
         if chosen.transparent and (legend or caption):
             raise OptionError("transparent draws a layer of the photo's size, without a band. Leave legend and caption out.")
         if "component" in self.map.axes:
@@ -142,7 +143,7 @@ class Explanation:
             parts = overlays.rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
         heat = self.heatmap(chosen.interpolation)
-        even = not heat.signed and nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
+        even = not heat.signed and scaling.nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
         if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:
             chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         draw = partial(self._drawn, heat=heat, mass=mass)
@@ -151,8 +152,8 @@ class Explanation:
         made = colored.provenance
         bar = None
         if legend and "uncolored" not in made.drawing:
-            scale = resolved(chosen.normalize, heat.grid, heat.signed)
-            ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
+            scale = scaling.resolved(chosen.normalize, heat.grid, heat.signed)
+            ends = tuple(f"{end:.3g}" for end in scaling.value_range(heat.grid, scale, heat.signed, holes=True))
             bar = pages.Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
             picture = pages.captioned(picture, self._caption(chosen.rings) if caption else (), bar)
@@ -271,7 +272,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the picture for notebooks, with what it shows and the warnings below it."""
-        return figure(pictures.encoded(self.overlay(), "JPEG"), self._caption())
+        return html.figure(pictures.encoded(self.overlay(), "JPEG"), self._caption())
 
     def _repr_png_(self) -> bytes:
         """Return the picture for notebooks."""

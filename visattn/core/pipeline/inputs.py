@@ -33,7 +33,6 @@ from visattn._support.typed import check_types
 from visattn.core.families import InputSpec, input_spec
 from visattn.core.families.spec import STATED, Source, normalized
 from visattn.core.geometry import Box, Geometry
-from visattn.core.images.bands import Bands, bands_of
 from visattn.core.images.sources import as_image, load_image
 from visattn.core.pipeline.arguments import image_of
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
@@ -41,8 +40,10 @@ from visattn.core.provenance import Provenance
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
 
 if TYPE_CHECKING:
+    from visattn.core.images import bands
     from visattn.core.pipeline import transforms as users_transforms
 else:
+    bands = Later("visattn.core.images.bands")
     users_transforms = Later("visattn.core.pipeline.transforms")
 
 __all__ = ["Prepared", "prepare", "prepare_batch", "prepare_with", "read"]
@@ -182,9 +183,11 @@ def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) ->
     spec = normalized(input_spec(model, how.img_size), how.mean, how.std)
     images = [read(photo, how) for photo in photos]
     if spec.channels in (1, 3):
-        pictures: list[Image.Image | Bands] = [as_image(image) for image in images]
+        pictures: list[Image.Image | bands.Bands] = [as_image(image) for image in images]
     else:
-        pictures = [image if isinstance(image, Bands) else bands_of(image, spec.channels, how.rgb) for image in images]
+        pictures = [
+            image if isinstance(image, bands.Bands) else bands.bands_of(image, spec.channels, how.rgb) for image in images
+        ]
     own = spec.processor if how.resize != "fit" and (how.mean, how.std, how.img_size) == (None, None, None) else None
     if transform := how.transform or own:
         pixels, geometries, spec = _by_function(pictures, transform, spec, "model" if how.transform is None else "given")
@@ -194,11 +197,13 @@ def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) ->
     notes = (_LUMINANCE,) if spec.channels == 1 and not transform else ()
     stated = spec.stated()
     stated["size"]["value"] = list(pixels.shape[-2:])
-    shown = tuple(picture.photo if isinstance(picture, Bands) else picture for picture in pictures)
+    shown = tuple(picture if isinstance(picture, Image.Image) else picture.photo for picture in pictures)
     return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec)
 
 
-def _by_rule(pictures: Sequence[Image.Image | Bands], spec: InputSpec, how: Preprocessing) -> tuple[Tensor, tuple[Geometry, ...]]:
+def _by_rule(
+    pictures: Sequence[Image.Image | bands.Bands], spec: InputSpec, how: Preprocessing
+) -> tuple[Tensor, tuple[Geometry, ...]]:
     """Preprocess photos with the model's own steps, or squash each into the input."""
     if how.resize == "model" or (how.resize == "auto" and spec.classifier):
         seen = [_each_channel(photo, lambda image: _by_transform(image, spec)) for photo in pictures]
@@ -212,14 +217,14 @@ def _by_rule(pictures: Sequence[Image.Image | Bands], spec: InputSpec, how: Prep
 
 
 def _by_function(
-    pictures: Sequence[Image.Image | Bands], transform: Callable[..., Any], spec: InputSpec, source: Source
+    pictures: Sequence[Image.Image | bands.Bands], transform: Callable[..., Any], spec: InputSpec, source: Source
 ) -> tuple[Tensor, tuple[Geometry, ...], InputSpec]:
     """Preprocess photos with a transform; the spec gets the size and normalization that were measured.
 
     Raises:
         OptionError: If the photos have other channels than RGB, or the inputs differ in size.
     """
-    if any(isinstance(picture, Bands) for picture in pictures):
+    if any(not isinstance(picture, Image.Image) for picture in pictures):
         raise OptionError(f"transform takes RGB photos, but the model has {spec.channels} channels. Pass mean and std instead.")
     made = [users_transforms.transformed(picture, transform) for picture in pictures if isinstance(picture, Image.Image)]
     shapes = {tuple(one.pixels.shape) for one in made}
@@ -240,9 +245,11 @@ def _by_function(
 _Seen = tuple[Image.Image, Geometry]
 
 
-def _each_channel(photo: Image.Image | Bands, see: Callable[[Image.Image], _Seen]) -> tuple[tuple[Image.Image, ...], Geometry]:
+def _each_channel(
+    photo: Image.Image | bands.Bands, see: Callable[[Image.Image], _Seen]
+) -> tuple[tuple[Image.Image, ...], Geometry]:
     """Apply `see` to an image, or to each channel of a multi-channel image."""
-    seen = [see(image) for image in (photo.channels if isinstance(photo, Bands) else (photo,))]
+    seen = [see(image) for image in ((photo,) if isinstance(photo, Image.Image) else photo.channels)]
     return tuple(image for image, _ in seen), seen[0][1]
 
 
@@ -258,7 +265,7 @@ def _assumptions(spec: InputSpec) -> tuple[str, ...]:
     return (f"{spec.why}; assumed: {'; '.join(values[name] for name in names)}",)
 
 
-def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tuple[int, int]:
+def _fitting_size(photos: Sequence[Image.Image | bands.Bands], spec: InputSpec) -> tuple[int, int]:
     aspect = math.exp(sum(math.log(photo.height / photo.width) for photo in photos) / len(photos))
     area = spec.size[0] * spec.size[1]
     height, width = max(math.sqrt(area * aspect), spec.stride[0]), max(math.sqrt(area / aspect), spec.stride[1])

@@ -22,8 +22,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from visattn._support.checks import one_of
-from visattn._support.files import building_folder
 from visattn._support.reprs import brief
+from visattn._support.whole_files import building_folder
 from visattn.data.scenes.drawing import (
     COLORS,
     TEXTURES,

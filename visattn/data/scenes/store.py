@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from visattn._support.checks import printable, unreadable
-from visattn._support.files import building_folder, cache_folder
+from visattn._support.files import cache_folder
+from visattn._support.whole_files import building_folder
 from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.scenes import VERSION, Scenes
 from visattn.data.scenes.causes import CausedScenes

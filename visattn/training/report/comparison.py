@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from visattn._support.checks import printable
-from visattn._support.files import refusal, write_whole
 from visattn._support.json_files import Amount, Count, Finite, Share, decoded
 from visattn._support.tables import Row, to_csv, to_json, to_markdown
 from visattn._support.untrusted import check_own, read_own
+from visattn._support.whole_files import refusal, write_whole
 from visattn.core.provenance import Provenance
 from visattn.errors import CheckpointError, OptionError, VisattnError
 from visattn.training.config import Config, differences

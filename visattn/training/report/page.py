@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
-from visattn._support.files import discard, write_whole
 from visattn._support.tables import to_csv
+from visattn._support.whole_files import discard, write_whole
 from visattn.core.loading.weights import WEIGHTS, digest
 from visattn.core.provenance import Provenance, processor
 from visattn.training.config import Recipe

@@ -25,11 +25,11 @@ from msgspec import Meta
 from torch import Tensor
 
 from visattn._support.checks import printable, told as brief
-from visattn._support.files import building_folder, discard
 from visattn._support.json_files import Count, converted, decoded
 from visattn._support.language import flag
 from visattn._support.notes import warn
 from visattn._support.untrusted import read_own
+from visattn._support.whole_files import building_folder, discard
 from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnError
 
 FORMAT = 1

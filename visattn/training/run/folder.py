@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from visattn._support.checks import printable
-from visattn._support.files import check_output, discard, refusal, write_whole
 from visattn._support.json_files import Amount, Count, Finite, Share, converted, decoded
 from visattn._support.language import flag, option
 from visattn._support.tables import to_json
 from visattn._support.untrusted import check_own, open_own, read_own
+from visattn._support.whole_files import check_output, discard, refusal, write_whole
 from visattn.errors import OptionError, OutputError
 from visattn.training.config import Recipe, differences, read_config
 

@@ -15,11 +15,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from visattn._support.checks import printable, shown
-from visattn._support.files import write_whole
 from visattn._support.json_files import decoded
 from visattn._support.language import flag
 from visattn._support.tables import to_csv
 from visattn._support.untrusted import open_own, read_own
+from visattn._support.whole_files import write_whole
 from visattn.errors import CheckpointError, OutputError, ResourceError
 
 Row = dict[str, Any]

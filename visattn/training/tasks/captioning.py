@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn._support.extras import installed
-from visattn._support.files import check_output, write_whole
 from visattn._support.language import option
 from visattn._support.notes import warn
 from visattn._support.types import Split
+from visattn._support.whole_files import check_output, write_whole
 from visattn.captioning import Captioner, CaptionerBlueprint, Vocabulary, caption_scores, save_captioner, split
 from visattn.core.drawing.pictures import to_png
 from visattn.core.loading.blueprints import Blueprint

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from visattn._support.faces import Later
 from visattn.core.capturing.description import Placement
-from visattn.core.capturing.following.sampling import sampled
 from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.intercept.calls import Call
 from visattn.core.capturing.placing.moves import settled
@@ -20,6 +21,11 @@ from visattn.core.capturing.tokens.codes import same_along
 from visattn.core.capturing.tokens.refusals import Unplaced, WithoutImage
 from visattn.core.capturing.trace.tape import Attention, Operand, Tape
 from visattn.errors import LayoutError
+
+if TYPE_CHECKING:
+    from visattn.core.capturing.following import sampling
+else:
+    sampling = Later("visattn.core.capturing.following.sampling")
 
 
 def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
@@ -55,7 +61,7 @@ def locate(follower: TokenTracer, tape: Tape, attention: Attention) -> tuple[Arr
     if attention.samples:
         arrangement = None
         with suppress(Exception):  # after an unexpected operation the layer is reported as not recorded
-            arrangement = sampled(follower, tape, attention)
+            arrangement = sampling.sampled(follower, tape, attention)
         return None if arrangement is None else (arrangement, follows)
     if attention.doubtful and _is_gate(follower, attention.operands[-1]):
         return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.following.vectors import Vectors
 from visattn.core.capturing.intercept.softmax import Product
 from visattn.core.capturing.tokens.arrangement import Arrangement, SampledArrangement
 from visattn.core.operators import (
@@ -21,6 +21,9 @@ from visattn.core.operators import (
     SoftmaxOperator,
 )
 from visattn.core.records import Source
+
+if TYPE_CHECKING:
+    from visattn.core.capturing.following.vectors import Vectors
 
 _AGREEING = 2e-5  # rounding of float32; TF32 is off by more
 

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._higher_order_ops.flex_attention import flex_attention as flex
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
+from visattn._support.faces import Later
 from visattn.core.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
 from visattn.core.capturing.intercept.dropped import restored
-from visattn.core.capturing.intercept.flex import flex_call
 from visattn.core.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
 from visattn.core.capturing.intercept.owners import Owners
 from visattn.core.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
@@ -31,6 +31,11 @@ from visattn.core.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, opera
 from visattn.core.capturing.trace.tape import Attention, Entry, Operand
 from visattn.core.capturing.trace.tracer import Tracer
 from visattn.core.operators.fused import LogSumExpReader
+
+if TYPE_CHECKING:
+    from visattn.core.capturing.intercept import flex
+else:
+    flex = Later("visattn.core.capturing.intercept.flex")
 
 _LONG = 512  # number of queries above which reading the kernel's log-sum-exp is cheaper than computing a softmax
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
@@ -149,7 +154,7 @@ class CaptureMode(TorchFunctionMode):
             return plainly(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return plainly(self._in_parts, args, kwargs)
-        fused = func in _FUSED or func is flex
+        fused = func in _FUSED or func is flex_attention
         may_attend = fused or operation_of(func).name in _ATTENDING
         if may_attend:
             return self._run_candidate(func, args, kwargs, fused, entry, odd=odd)
@@ -227,10 +232,10 @@ class CaptureMode(TorchFunctionMode):
         """
         if torch._C._current_graph_task_id() >= 0:  # a backward pass recomputes layers (checkpointing)
             return plainly(func, args, kwargs)
-        flex_results = plainly(func, args, kwargs) if func is flex else None  # the attention's result and others
+        flex_results = plainly(func, args, kwargs) if func is flex_attention else None  # the attention's result and others
         call: Call
-        if func is flex:
-            call = flex_call(args, kwargs, layer)
+        if func is flex_attention:
+            call = flex.flex_call(args, kwargs, layer)
             func, args, kwargs = F.scaled_dot_product_attention, args[:3], {}
         elif product is None:
             call = FusedCall(*args, **kwargs)
