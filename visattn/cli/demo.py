@@ -77,12 +77,12 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
     from visattn.core.drawing.pictures import carrying
     from visattn.core.pipeline.answering import answer
     from visattn.core.pipeline.inputs import prepare
-    from visattn.core.pipeline.passes import look
     from visattn.core.pipeline.question import ask
+    from visattn.core.pipeline.running import looked
 
     prepared = prepare(source, model)
     photo = prepared.photo
-    recording = look(model, prepared)
+    (recording,) = looked(model, [prepared])
     heads = answer(recording, prepared, ask("attention"))
     rolled = answer(recording, prepared, ask("rollout"))
     dropped = answer(recording, prepared, ask("rollout", {"sinks": "drop"}))

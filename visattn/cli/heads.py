@@ -29,7 +29,7 @@ from visattn.core.command_line.talk import describe, note, result
 from visattn.core.drawing.options import PAGE
 from visattn.core.drawing.style import Style
 from visattn.core.images.sources import as_file
-from visattn.errors import NoAttentionCaptured, OptionError
+from visattn.errors import OptionError
 
 _Shown = Literal["attention", "gates"]
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
@@ -122,7 +122,11 @@ def heads_command(
     from visattn.core.pipeline.answering import answer
     from visattn.core.pipeline.question import ask
 
-    prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, gated)
+    layer = "all" if kind in ("grid", "layers") else _number(options["layer"])
+    question = None if kind in ("stats", "matrix") and not gated else ask("gates")
+    if kind in ("heads", "grid", "layers"):
+        question = ask("attention", {"layer": layer, "query": options["query"]})
+    prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, question)
     if gated or kind in ("stats", "matrix"):
         source = image_facts(prepared.photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
@@ -148,9 +152,8 @@ def heads_command(
         describe(quiet, page.provenance)
         result(as_json, [(written, page.provenance)])
         return
-    layer = "all" if kind in ("grid", "layers") else _number(options["layer"])
-    found = answer(recording, prepared, ask("attention", {"layer": layer, "query": options["query"]}))
-    page = _page(found, kind, options)
+    assert question is not None  # noqa: S101 - only statistics and matrices have none
+    page = _page(answer(recording, prepared, question), kind, options)
     written = write_whole(target, to_png(page))
     describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
@@ -185,17 +188,18 @@ def _of_study(image: Path) -> tuple[Any, Any]:
     return view.prepared, view.recording
 
 
-def _of_model(image: Path, options: dict[str, Any], gated: bool) -> tuple[Any, Any]:
-    """Run the model on the photo; return the prepared photo and the recording."""
+def _of_model(image: Path, options: dict[str, Any], question: Any) -> tuple[Any, Any]:  # noqa: ANN401 - a Question or None
+    """Run the model on the photo; return the prepared photo, and a recording of what the question needs, or of all attention."""
     from visattn.core.images.sources import load_image
     from visattn.core.loading import load_model
     from visattn.core.pipeline.inputs import prepare
-    from visattn.core.pipeline.passes import look, with_readout
+    from visattn.core.pipeline.running import looked
 
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, **preparing(options))
-    return prepared, _with_gates(model, prepared) if gated else with_readout(model, prepared, look(model, prepared))
+    (recording,) = looked(model, [prepared], question, seed=options["seed"])
+    return prepared, recording
 
 
 def _kind(options: dict[str, Any]) -> str:
@@ -234,16 +238,6 @@ def _kind_of_gates(options: dict[str, Any]) -> str:
         if options[name.replace("-", "_")] != default:
             raise OptionError(f"--{name} applies to attention heads only. Leave it out with --method gates.")
     return "stats" if options["stats"] else "gates"
-
-
-def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
-    from visattn.core.methods.gate_maps import NO_GATES
-    from visattn.core.pipeline.passes import look
-
-    try:
-        return look(model, prepared, features="none")
-    except NoAttentionCaptured as nothing:
-        raise OptionError(NO_GATES) from nothing
 
 
 def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -108,8 +108,9 @@ def explain_video(
     style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options}).opaque()
     asked = asked_of(method, target, {**options, **start_of(looks.walk, method, options.get("query"))}, seed)
     film = opened(source, asked.how, looks)
-    bare, _ = model_of(model, asked.how, weights=weights, seed=seed, device=device)
-    return write_film(bare, film, file, asked, looks, style)
+    bare, notes = model_of(model, asked.how, weights=weights, seed=seed, device=device)
+    made = write_film(bare, film, file, asked, looks, style)
+    return made._replace(provenance=made.provenance.but(notes=notes))
 
 
 def opened(source: str | os.PathLike[str], how: Preprocessing, looks: Looks) -> Film | Walk:
