@@ -31,7 +31,7 @@ from visattn.training.report.card import wilson
 ORDERS = 400  # of shuffled images
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "captions.md"
-CHECKPOINTS = ROOT / "assets" / "checkpoints"
+CHECKPOINTS = ROOT / "models"
 CAPTIONERS = {"soft": "captions_soft", "hard": "captions_hard", "uniform": "captions_uniform"}
 DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each scene", "scenes-any": "all pairs, any position"}
 WORDS = {"any word of the phrase": slice(None), "color word": slice(1, 2), "shape word": slice(2, 3)}

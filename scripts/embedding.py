@@ -27,7 +27,7 @@ from visattn.evaluation import HeadScores, find_heads
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "embedding.md"
-FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"
+FOLDERS = ROOT / "visattn" / "core" / "shipped" / "photos", ROOT / "assets" / "objects"
 MASKS = ROOT / "assets" / "objects" / "masks"
 MODEL = "vit_small_patch14_dinov2"
 SIDE = 224

@@ -40,6 +40,7 @@ from visattn.evaluation.survey import Survey
 
 ASSETS = Path(__file__).parents[1] / "assets"
 FOLDER = ASSETS / "gallery"
+PHOTOS = data.photo_path("chelsea").parent
 HEADS = {"astronaut": 4, "coffee": 1, "rocket": 5}  # heads shown in the strip, chosen by eye
 
 
@@ -259,10 +260,10 @@ def _windows() -> Image.Image:
 def _distance(model: nn.Module) -> None:
     """Draw the distance plot of `visattn stats`, over the photos of the demo and those with one object."""
     survey = Survey(model)
-    for path in sorted((*(ASSETS / "photos").glob("*.[jp][pn]g"), *(ASSETS / "objects").glob("*.[jp][pn]g"))):
+    for path in sorted((*PHOTOS.glob("*.[jp][pn]g"), *(ASSETS / "objects").glob("*.[jp][pn]g"))):
         survey.add(visattn.load_image(path), path.name)
     plot = head_statistics.distance(
-        survey.heads(), survey.layers(), len(survey.photos), survey.provenance("assets/photos, assets/objects")
+        survey.heads(), survey.layers(), len(survey.photos), survey.provenance("visattn/core/shipped/photos, assets/objects")
     )
     path = FOLDER / "distance.png"
     path.write_bytes(plot or b"")

@@ -43,9 +43,8 @@ class Import:
 def modules() -> dict[str, ast.Module]:
     """Parse every module of the package; return the trees by dotted name."""
     found = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")) + sorted((ROOT / PACKAGE / "models").resolve().rglob("*.py")):
-        within = path.relative_to(ROOT / PACKAGE if path.is_relative_to(ROOT / PACKAGE) else ROOT)
-        parts = (PACKAGE, *within.with_suffix("").parts)
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = (PACKAGE, *path.relative_to(ROOT / PACKAGE).with_suffix("").parts)
         found[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text())
     return found
 

@@ -22,7 +22,7 @@ import torch
 from visattn.data.scenes.causes import CAUSES, Cause
 from visattn.training import Config, train
 
-FOLDER = Path(__file__).parents[1] / "assets" / "checkpoints" / "causes"
+FOLDER = Path(__file__).parents[1] / "models" / "causes"
 SHARED = Config(
     train_count=12_000,
     test_count=1_000,

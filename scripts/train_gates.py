@@ -1,6 +1,6 @@
 """Training of CBAM gates for a frozen CNN: the gates learn to close at locations that the prediction does not need.
 
-`train_gates.py [--steps 1000]` writes `assets/checkpoints/efficientnet_lite0_cbam.safetensors` in some minutes on two cores. `--tell`
+`train_gates.py [--steps 1000]` writes `models/efficientnet_lite0_cbam.safetensors` in some minutes on two cores. `--tell`
 evaluates its gates. `gated()` builds the network, for `visattn heads photo.jpg --model scripts/train_gates.py:gated --method gates`.
 
 The result illustrates meaningful gates, learned from 11 photos; the classifier becomes far worse.
@@ -28,7 +28,7 @@ from visattn.core import methods
 from visattn.core.pipeline.passes import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
-CHECKPOINT = ASSETS / "checkpoints" / "efficientnet_lite0_cbam.safetensors"
+CHECKPOINT = ASSETS.parent / "models" / "efficientnet_lite0_cbam.safetensors"
 NAME = "tf_efficientnet_lite0"
 PLACES = ["blocks.2", "blocks.4", "blocks.6"]  # feature maps of 28 x 28, 14 x 14 and 7 x 7 cells
 BATCH, RATE, SEED = 8, 1e-2, 0

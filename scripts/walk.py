@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parents[1]
-PHOTO = HERE / "assets" / "photos" / "astronaut.png"
+PHOTO = HERE / "visattn" / "core" / "shipped" / "photos" / "astronaut.png"
 
 
 class Budget(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,9 @@ def test_choices_of_the_types_are_those_of_the_tables() -> None:
 @pytest.mark.full
 def test_a_type_checker_resolves_visattn_in_another_folder(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
-    done = subprocess.run([sys.executable, "-m", "mypy", "user.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    place = os.environ | {"MYPYPATH": str(ROOT)}  # as that of a wheel; mypy does not follow the hook of an editable installation
+    command = [sys.executable, "-m", "mypy", "user.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=place, capture_output=True, text=True, check=False)
     assert 'Revealed type is "visattn.core.pipeline.explanation.Explanation"' in done.stdout
     assert 'Revealed type is "visattn.core.drawing.pictures.Picture"' in done.stdout
     wrong = [line for line in done.stdout.splitlines() if "error" in line and line.startswith("user.py")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -102,9 +103,20 @@ def test_no_weights_or_cache_files_are_packed(distributions: dict[str, Path]) ->
     assert not [
         name
         for name in weights
-        if not re.search(r"visattn/core/shipped/networks/\w+/model\.safetensors$|assets/checkpoints/", name)
+        if not re.search(r"visattn/core/shipped/networks/\w+/model\.safetensors$|^[^/]+/(models|tests/golden/references)/", name)
     ]
     assert "visattn/core/shipped/networks/scenes_vit/model.safetensors" in names
     assert "visattn/models/vit.py" in names
     assert {"visattn/viewer/built/viewer.js", "visattn/viewer/built/viewer.css"} <= set(names)
     assert "visattn/core/shipped/photos/coffee.png" in names
+
+
+def test_the_tests_of_the_source_distribution_run(distributions: dict[str, Path], tmp_path: Path) -> None:
+    with tarfile.open(distributions["sdist"]) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    (place,) = tmp_path.iterdir()
+    own = os.environ | {"PYTHONPATH": str(place)}
+    for arguments in (["--collect-only", "tests"], ["tests/test_geometry.py", "tests/test_architecture.py", "tests/maps"]):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        done = subprocess.run(command, cwd=place, env=own, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:]

@@ -25,9 +25,10 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("visattn", "models", "tests"):
+        for name in ("visattn", "tests"):
             shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
-        (folder / "assets").symlink_to(ROOT / "assets")
+        for name in ("assets", "models"):
+            (folder / name).symlink_to(ROOT / name)
         shutil.copy(ROOT / "pyproject.toml", folder)
         self._before = self._files()
         noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
@@ -36,7 +37,7 @@ class Copy:
     def _files(self) -> Files:
         return {
             str(path.relative_to(self.folder)): path.read_text().splitlines()
-            for name in ("visattn", "models", "tests")
+            for name in ("visattn", "tests")
             for path in (self.folder / name).rglob("*.py")
         }
 

@@ -17,7 +17,7 @@ from visattn.core.provenance import Provenance
 from visattn.data.captions.pictures import CaptionSceneDataset
 from visattn.errors import VisattnError
 
-CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[2] / "models"
 CAPTIONERS = "soft", "hard"
 TESTS, THINGS = 100, 3  # scenes to choose from, and the number of objects of the chosen one
 RAM = CHECKPOINTS / "ram_fashion_mnist"

@@ -16,7 +16,6 @@ from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
 from visattn.data.scenes.causes import CAUSES, VALUES, CausedScenes
 from visattn.training import Config, train
 
-CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
 TEST = 2  # seed of the test scenes; no network was trained on them
 PANEL = 192
 _CAUSE, _REST = (240, 140, 30), (45, 50, 55)  # colors of pixels of a cause, and of others
@@ -62,7 +61,7 @@ def known_truth_sheet(indices: tuple[int, ...] = (1, 2, 3, 5)) -> Image.Image:
     """Draw maps of four networks: two that learned shapes, and two that learned a mark that also reveals the class."""
     marks: tuple[Mark, ...] = ("none", "label")
     drawn = {mark: Scenes(max(indices) + 1, (64, 64), seed=TEST, watermark=mark) for mark in marks}
-    models = {folder: visattn.load_model(str(CHECKPOINTS / folder)) for folder, _, _ in COLUMNS.values()}
+    models = {folder: visattn.load_model(folder) for folder, _, _ in COLUMNS.values()}
     rows: list[list[Cell | None]] = []
     for index in indices:
         scene = drawn["none"].scene(index)

@@ -22,7 +22,7 @@ from visattn.core.pipeline.inputs import Prepared
 from visattn.evaluation.intervals import mean_interval
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"
+FOLDERS = ROOT / "visattn" / "core" / "shipped" / "photos", ROOT / "assets" / "objects"
 MASKS = ROOT / "assets" / "objects" / "masks"
 LARGEST = 0.5  # photos with a larger share of object are left out: there is little to localize
 COPIES = 20

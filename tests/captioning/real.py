@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-PHOTOS = Path(__file__).parents[2] / "assets" / "photos"
+PHOTOS = Path(__file__).parents[2] / "visattn" / "core" / "shipped" / "photos"
 NAMES = {
     "astronaut.png": "an astronaut in an orange suit",
     "chelsea.png": "a striped cat",

@@ -302,7 +302,7 @@ def test_untraceable_locations_are_refused() -> None:
         captioner.generate(photos(1))
 
 
-SHIPPED = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
+SHIPPED = Path(__file__).parents[2] / "models" / "captions_soft"
 
 
 @pytest.mark.parametrize(

@@ -399,7 +399,7 @@ def test_no_network_is_needed(run: Run, image: Path, soft: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("image", "checkpoint", "code"), [("nothing.png", "assets/checkpoints/captions_soft", 3), ("assets/photos", "nothing", 4)]
+    ("image", "checkpoint", "code"), [("nothing.png", "models/captions_soft", 3), ("visattn/core/shipped/photos", "nothing", 4)]
 )
 def test_missing_files_are_reported_before_torch_is_imported(image: str, checkpoint: str, code: int) -> None:
     root = Path(__file__).parents[2]

@@ -112,7 +112,7 @@ def test_failing_caption_does_not_stop_the_others(
         return whole(self, shown, **options)
 
     monkeypatch.setattr(captioning.Captioner, "generate", faulty)
-    checkpoint = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
+    checkpoint = Path(__file__).parents[2] / "models" / "captions_soft"
     code, out, err = run("caption", *photos, "--checkpoint", checkpoint, "--quiet")
     assert [line.split(":")[0] for line in out.splitlines()] == ["a.png", "c.png"]
     assert (code, [line for line in err.splitlines() if ": warning: " not in line]) == (

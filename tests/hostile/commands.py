@@ -18,7 +18,7 @@ from tests.hostile.driver import Case
 from tests.hostile.models import FILE
 from visattn.cli.commands import cli
 
-CHECKPOINT = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
+CHECKPOINT = Path(__file__).parents[2] / "models" / "captions_soft"
 NUMBERS = (
     "0",
     "-1",

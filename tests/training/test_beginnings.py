@@ -146,7 +146,7 @@ def test_a_run_of_another_network_or_kind_is_refused(run: tuple[Path, Config], t
     ):
         Classification(continued(run, run[0], model="resnet10t"))
     with pytest.raises(WeightsError, match="holds a captioner, not a classifier"):
-        Classification(continued(run, Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"))
+        Classification(continued(run, Path(__file__).parents[2] / "models" / "captions_soft"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(WeightsError, match="cannot be read"):
         Classification(continued(run, tmp_path / "empty"))

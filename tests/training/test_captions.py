@@ -248,7 +248,7 @@ def test_classifier_and_captioner_checkpoints_are_not_interchangeable(run: Run, 
     code, out, err = run("overlay", "red.png", "--model", "run/final")
     assert (code, out) == (4, "")
     assert "holds a captioner, not a classifier; use visattn caption" in err
-    scenes = Path(__file__).parents[2] / "assets" / "checkpoints" / "scenes_cnn"
+    scenes = Path(__file__).parents[2] / "visattn" / "core" / "shipped" / "networks" / "scenes_cnn"
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(scenes)
 
