@@ -41,6 +41,8 @@ LIMITS = {  # a pattern in a command: options for a long one
     "^visattn train classify": "--epochs 0.02 --train-count 640 --test-count 64 --log-every 1 --workers 0",
     "^visattn train caption": "--epochs 0.02 --train-count 640 --test-count 16 --log-every 1 --workers 0",
     "^visattn batch photos": "--img-size 56",
+    "^visattn (stats|heads) photos": "--img-size 112",
+    "^visattn embed photos --img-size": "--img-size 112",
     "--compare": "--seeds 1",
     "comparison_gpu": "--img-size 48 --batch-size 16",
     "^torchrun": "--epochs 1 --img-size 32 --batch-size 4 --workers 0 --model visattn_resnet14",
@@ -85,7 +87,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Provide a folder like a clone, with files that a reader would have."""
-    for name in ("assets", "docs", "scripts"):
+    for name in ("assets", "docs", "models", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(data.photo_path("rocket"), tmp_path / "dog.jpg")
     Image.effect_noise((28, 28), 50).save(tmp_path / "shirt.png")

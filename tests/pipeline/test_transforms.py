@@ -15,6 +15,7 @@ from torchvision import models, transforms
 
 import visattn
 from tests.conftest import Figures
+from visattn import data
 from visattn.core.geometry import Box, Geometry
 from visattn.core.pipeline.transforms import likeness, transformed
 from visattn.errors import OptionError
@@ -168,8 +169,8 @@ def test_ready_pixels_of_a_crop_are_refused(vit: nn.Module, share: float) -> Non
 
 
 def test_whole_photos_and_crops_of_them_are_told_apart(figures: Figures) -> None:
-    assets = Path(visattn.__file__).parents[1] / "assets"
-    files = [file for name in ("photos", "objects") for file in sorted((assets / name).glob("*.[jp][pn]g"))]
+    folders = data.photo_path("chelsea").parent, Path(__file__).parents[2] / "assets" / "objects"
+    files = [file for folder in folders for file in sorted(folder.glob("*.[jp][pn]g"))]
     assert len(files) == 15
     whole, cropped = [], []
     for file in files:
