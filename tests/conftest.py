@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -30,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if folder := os.environ.get("VISATTN_MESSAGES"):
         messages.record(Path(folder))
+    for number in (signal.SIGHUP, signal.SIGINT):  # a run in the background inherits that they are ignored, as by nohup
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL if number is signal.SIGHUP else signal.default_int_handler)
     for name in ("no_proxy", "NO_PROXY"):  # tests start servers of their own
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
 
