@@ -25,10 +25,6 @@ def script(name: str) -> Any:
 WORDS = script("words")
 
 
-def test_every_file_reads_well() -> None:
-    assert not [(path.name, *fault) for path in WORDS.tracked() for fault in WORDS.faults(path)]
-
-
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
