@@ -22,10 +22,10 @@ from PIL import Image
 
 from visattn._support.tables import Row, to_markdown
 from visattn.captioning import Caption, Captioner, caption_scores, exact_set, load_captioner, slot_accuracy
-from visattn.data.captions.pictures import CaptionSceneDataset
+from visattn.data.captions.captioned_images import CaptionSceneDataset
 from visattn.data.scenes import Scene, SceneObject
-from visattn.evaluation.cells import cells_of
 from visattn.evaluation.intervals import mean_interval
+from visattn.evaluation.object_masks import cells_of
 from visattn.training.report.card import wilson
 
 ORDERS = 400  # of shuffled images

@@ -19,8 +19,8 @@ import visattn
 from visattn import data
 from visattn._support.opencv import cv2
 from visattn._support.tables import to_markdown, to_text
-from visattn.core.drawing.options import StyleOptions
 from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.drawing.style_options import StyleOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS, PICTURE = ROOT / "docs" / "overlays.md", ROOT / "assets" / "gallery" / "looks.jpg"

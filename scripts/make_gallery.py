@@ -24,7 +24,7 @@ from train_gates import gated
 
 import visattn
 from visattn import data
-from visattn.cli.demo import PROBES, demo_page
+from visattn.cli.demo_command import PROBES, demo_page
 from visattn.core.drawing.gate_pages import gate_page
 from visattn.core.drawing.marks import ring, spotlight
 from visattn.core.drawing.matrices import matrix_page

@@ -24,7 +24,7 @@ from pages import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from visattn.core.loading import folders
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.loading.weights import WEIGHTS, digest
 from visattn.data import LabeledDataset, load_labeled

@@ -13,7 +13,7 @@ import pytest
 from visattn._support.types import Colormap
 from visattn.core.drawing import colormaps
 from visattn.core.methods import METHODS
-from visattn.core.methods.table import MethodName
+from visattn.core.methods.method_table import MethodName
 
 ROOT = Path(__file__).parents[1]
 USER = """

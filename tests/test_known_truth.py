@@ -20,7 +20,7 @@ from torch import nn
 import visattn
 from visattn import evaluation
 from visattn.core.geometry import Box, Geometry
-from visattn.core.loading import folders
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.maps import AttentionMap
 from visattn.core.records import TokenLayout

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.captioning.test_folder import plan
-from visattn.batch import archives, remote, sources
+from visattn.batch import archives, image_sources as sources, remote
 from visattn.core.loading import downloads, offline
 from visattn.core.maps import load_maps, pack_maps
 from visattn.data import load_labeled

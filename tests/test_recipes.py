@@ -147,11 +147,11 @@ def test_a_method_is_three_files_and_two_lines(copy: Copy) -> None:
     copy.write("visattn/core/methods/from_attention/surplus.py", METHOD)
     copy.write("tests/oracles/surplus.py", ORACLE)
     copy.write("tests/methods/test_surplus.py", TEST)
-    copy.insert("visattn/core/methods/table.py", "MODULES = {", '    "surplus": "from_attention.surplus",')
-    copy.insert("visattn/core/methods/table.py", "MethodName = Literal[", '    "surplus",')
+    copy.insert("visattn/core/methods/method_table.py", "MODULES = {", '    "surplus": "from_attention.surplus",')
+    copy.insert("visattn/core/methods/method_table.py", "MethodName = Literal[", '    "surplus",')
     new, changed = copy.cost()
     assert len(new) == 3
-    assert changed == {"visattn/core/methods/table.py": 2}
+    assert changed == {"visattn/core/methods/method_table.py": 2}
     assert "1 passed" in copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/methods/test_surplus.py")
     assert "surplus" in copy.run("-m", "visattn", "list", "--methods")
     assert "--times FLOAT" in copy.run("-m", "visattn", "overlay", "--help")
@@ -258,11 +258,11 @@ class Half(nn.Module):
 
 def test_an_attention_module_is_a_file_and_a_line_with_its_import(copy: Copy) -> None:
     copy.write("visattn/nn/channel/half.py", MODULE)
-    table, beside = "visattn/nn/table.py", "from visattn.nn.channel.global_context import GlobalContext"
+    table, beside = "visattn/nn/module_table.py", "from visattn.nn.channel.global_context import GlobalContext"
     copy.insert(table, beside, "from visattn.nn.channel.half import Half")
     copy.insert(table, '    "ge": GatherExcite,', '    "half": Half,')
     new, changed = copy.cost()
-    assert (new, changed) == (["visattn/nn/channel/half.py"], {"visattn/nn/table.py": 2})
+    assert (new, changed) == (["visattn/nn/channel/half.py"], {"visattn/nn/module_table.py": 2})
     code = """
 import torch, visattn
 from torchvision.models import resnet18
@@ -333,7 +333,7 @@ class Idling(Classification):
 
 def test_a_task_is_a_file_and_a_line_with_its_import(copy: Copy) -> None:
     copy.write("visattn/training/tasks/idle.py", TASK)
-    table = "visattn/training/tasks/table.py"
+    table = "visattn/training/tasks/task_table.py"
     copy.insert(
         table,
         "from visattn.training.tasks.classification import Classification",
@@ -344,7 +344,7 @@ def test_a_task_is_a_file_and_a_line_with_its_import(copy: Copy) -> None:
     assert (new, changed) == (["visattn/training/tasks/idle.py"], {table: 2})
     code = """
 from visattn.training.tasks.idle import Idle
-from visattn.training.tasks.table import task_of
+from visattn.training.tasks.task_table import task_of
 print(type(task_of(Idle())).__name__)
 """
     assert "Idling" in copy.run("-c", code)

@@ -11,7 +11,7 @@ import visattn
 from bench.measuring import medians
 from visattn.core.capturing import forget
 from visattn.core.capturing.following.conclusions import concluded
-from visattn.core.capturing.following.readouts import Readouts
+from visattn.core.capturing.following.tape_readouts import Readouts
 from visattn.core.capturing.trace.tape import TAPES
 
 

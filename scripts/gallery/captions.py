@@ -14,7 +14,7 @@ from visattn.captioning import load_captioner
 from visattn.core.drawing.pages import Cell, sheet
 from visattn.core.drawing.pictures import to_png
 from visattn.core.provenance import Provenance
-from visattn.data.captions.pictures import CaptionSceneDataset
+from visattn.data.captions.captioned_images import CaptionSceneDataset
 from visattn.errors import VisattnError
 
 CHECKPOINTS = Path(__file__).parents[2] / "models"

@@ -21,7 +21,7 @@ from visattn.core.maps import AttentionMap
 from visattn.core.pipeline.inputs import prepare_batch
 from visattn.data.scenes import Scenes
 from visattn.data.scenes.causes import CausedScenes
-from visattn.evaluation.cells import cells_of
+from visattn.evaluation.object_masks import cells_of
 from visattn.nn import CBAM
 
 Part = Literal["channel", "spatial"]

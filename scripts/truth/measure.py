@@ -29,7 +29,7 @@ from visattn.core.pipeline.question import ask
 from visattn.data.scenes import Scene, Scenes
 from visattn.data.scenes.causes import CausedScene, CausedScenes
 from visattn.errors import OptionError
-from visattn.evaluation.cells import cells_of
+from visattn.evaluation.object_masks import cells_of
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.advice.packing import owner
 from tests.data.captioned import a_name, lines, picture, told
-from visattn.data.captions.readers import load_captions
+from visattn.data.captions.caption_sets import load_captions
 from visattn.errors import DataError
 
 GOOD: dict[str, Any] = {"image": "a.png", "captions": ["a dog"], "split": "train"}

@@ -15,8 +15,8 @@ import visattn
 from tests.advice.packing import PHOTO
 from tests.captioning import test_encoder as encoders, test_folder as captioners
 from visattn.captioning import Captioner, load_captioner, search
+from visattn.captioning.captioner_folders import load
 from visattn.captioning.encoders import encoder
-from visattn.captioning.folders import load
 from visattn.captioning.generated import generate_text
 from visattn.captioning.vocabulary import Vocabulary
 from visattn.core.provenance import Provenance

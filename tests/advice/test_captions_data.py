@@ -11,7 +11,7 @@ import pytest
 
 from tests.advice.closing import Close, closed  # noqa: F401 - a fixture
 from tests.data.captioned import a_name, flickr, lines, picture, told
-from visattn.data.captions.readers import load_captions
+from visattn.data.captions.caption_sets import load_captions
 from visattn.errors import DataError
 
 codecs.lookup("utf-8-sig")  # an ordinary user may not read the standard library of root

@@ -15,7 +15,7 @@ from tests.data.making import FASHION, fashion, idx, noise
 from tests.data.test_archives import cifar  # noqa: F401 - a fixture
 from tests.serving import Store, store  # noqa: F401 - a fixture
 from visattn.data import load_labeled
-from visattn.data.labeled import published
+from visattn.data.labeled import downloaded as published
 from visattn.data.labeled.idx import read_idx
 from visattn.errors import DataError
 

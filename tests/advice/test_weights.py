@@ -26,7 +26,7 @@ from tests.captioning.test_folder import kept
 from tests.loading import test_folders as runs
 from tests.loading.test_transformers_models import settings, vit
 from tests.serving import Store, store  # noqa: F401 - a fixture
-from visattn.core.loading import downloads, folders, load_model, offline
+from visattn.core.loading import downloads, load_model, model_folders as folders, offline
 from visattn.errors import UnsupportedModel, WeightsError
 
 

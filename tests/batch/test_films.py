@@ -23,9 +23,9 @@ import visattn
 from tests import tiny
 from tests.batch import films
 from tests.images import icc
-from visattn.batch.films import Film, Looks, Walk, explain_video, reading
+from visattn.batch.films import Film, Looks, Walk, explain_video, frames as reading
+from visattn.batch.films.encoder import writing
 from visattn.batch.films.mapping import chosen, exact, maps_of
-from visattn.batch.films.writing import writing
 from visattn.core.geometry import Box
 from visattn.core.maps import value_range
 from visattn.core.pipeline.asking import Asked
@@ -264,7 +264,7 @@ def test_a_frame_is_drawn_as_overlay_draws_it(method: str, normalize: str, model
         yield lambda at, image: drawn.append(image)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("visattn.batch.films.drawing.writing", kept)
+        patch.setattr("visattn.batch.films.video.writing", kept)
         explain_video(model, tmp_path / "film.png", tmp_path / "out.gif", **options)
     drawing = {"normalize": options.pop("normalize")}
     alone = visattn.explain(model, tmp_path / "photo.png", **options).overlay(**drawing)
@@ -337,7 +337,7 @@ def test_bad_options_are_refused_and_nothing_is_written(model: Any, film: Path, 
 
 
 def test_an_interrupted_film_leaves_nothing(model: Any, film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from visattn.batch.films import drawing as module
+    from visattn.batch.films import video as module
 
     drawn: list[int] = []
 

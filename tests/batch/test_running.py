@@ -27,10 +27,10 @@ from visattn.batch import (
     Wanted,
     Work,
     check_outputs,
+    image_work as work,
     items_of,
     other_lists,
     run,
-    work,
 )
 from visattn.core.drawing.pictures import to_png
 from visattn.core.pipeline.preprocessing import Preprocessing

@@ -15,7 +15,7 @@ from PIL import Image
 from tests import tiny
 from tests.cli.test_commands import Run, run
 from visattn.batch import Asked, Batches, Journal, Ledger, Outcome, Wanted, Work, items_of, run as run_batches, settings
-from visattn.batch.sampling import TOLERANCE, distance
+from visattn.batch.map_samples import TOLERANCE, distance
 from visattn.batch.settings import plain, settings_of, structure_of
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import ask

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import visattn
 from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
 from visattn.captioning import Caption, Captioner, load_captioner, search
-from visattn.captioning.folders import load, save_captioner
+from visattn.captioning.captioner_folders import load, save_captioner
 from visattn.core.geometry import Box
 from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes

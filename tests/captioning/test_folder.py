@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from visattn.captioning import Captioner, load_captioner
-from visattn.captioning.folders import CaptionerBlueprint, load, save_captioner
-from visattn.core.loading import folders
+from visattn.captioning.captioner_folders import CaptionerBlueprint, load, save_captioner
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes

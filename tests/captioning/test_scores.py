@@ -11,7 +11,7 @@ from math import exp, log, sqrt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from visattn.captioning.scores import caption_scores, exact_set, facts_of, slot_accuracy
+from visattn.captioning.metrics import caption_scores, exact_set, facts_of, slot_accuracy
 from visattn.data.scenes import COLORS, Scenes
 from visattn.errors import MissingExtra, OptionError
 

@@ -21,7 +21,7 @@ from visattn.core.geometry import Box
 from visattn.core.methods import gates
 from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import NoAttentionCaptured, OptionError
-from visattn.evaluation.gates import gate_statistics
+from visattn.evaluation.statistics_of_gates import gate_statistics
 
 
 class ChannelGate(nn.Module):

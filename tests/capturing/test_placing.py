@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.capturing.moving import GRID, WIDTH, Moving, image, judged
 from visattn.core.capturing.placing.nodes import Nodes
+from visattn.core.capturing.placing.operation_table import ROWS, contents_of, row_of
 from visattn.core.capturing.placing.steps import Recorder
-from visattn.core.capturing.placing.table import ROWS, contents_of, row_of
 
 Change = Callable[[Any, Tensor], Tensor]
 COUNT = GRID[0] * GRID[1]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from tests.capturing.moving import Moving, image, see
-from visattn.core.capturing.placing import follow, table
-from visattn.core.capturing.placing.table import Row
+from visattn.core.capturing.placing import follow, operation_table as table
+from visattn.core.capturing.placing.operation_table import Row
 
 
 def _halves(t: Tensor) -> Tensor:

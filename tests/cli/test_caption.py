@@ -18,7 +18,7 @@ from PIL import Image
 from tests.captioning.test_folder import kept
 from tests.cli.test_commands import Run, run
 from visattn.captioning import load_captioner
-from visattn.core.command_line.asking import short_name
+from visattn.core.command_line.questions import short_name
 from visattn.data.scenes import Scenes
 from visattn.models.show_attend_tell import Attention
 

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.cli.test_commands import TINY, Run, run
 from tests.pipeline.test_prompts import saved
 from visattn import load_image
-from visattn.core.command_line.numbers import numbers_of
+from visattn.core.command_line.number_lists import numbers_of
 from visattn.errors import OptionError
 
 __all__ = ["run"]

@@ -12,8 +12,8 @@ import safetensors.torch
 import timm
 
 from tests.cli.test_commands import COLORED, TINY, Run, photo, run
-from visattn.core.command_line.asking import model_of, short_name
-from visattn.core.command_line.options import DEFAULT_MODEL
+from visattn.core.command_line.questions import model_of, short_name
+from visattn.core.command_line.shared_options import DEFAULT_MODEL
 
 __all__ = ["photo", "run"]
 

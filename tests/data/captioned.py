@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visattn.data.captions.readers import CaptionDataset, load_captions
+from visattn.data.captions.caption_sets import CaptionDataset, load_captions
 from visattn.errors import DataError
 
 Split = Literal["train", "test"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.captioned import coco, lines, picture
 from tests.data.making import save
-from visattn.data.labeled import published
+from visattn.data.labeled import downloaded as published
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from torchvision import datasets
 
 from tests.data.making import FASHION, fashion, idx, noise, one_line
 from visattn.data import ArrayDataset
-from visattn.data.labeled import published
-from visattn.data.labeled.readers import load_labeled
+from visattn.data.labeled import downloaded as published
+from visattn.data.labeled.labeled_sets import load_labeled
 from visattn.errors import DataError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.data.captioned import a_name, flickr, karpathy, lines, picture, refused, shade, told
-from visattn.data.captions.readers import load_captions
+from visattn.data.captions.caption_sets import load_captions
 from visattn.errors import ImageError, OptionError, VisattnWarning
 
 

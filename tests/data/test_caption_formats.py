@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.captioned import a_name, coco, flickr, karpathy, lines, picture, shade, told
-from visattn.data.captions.readers import load_captions
+from visattn.data.captions.caption_sets import load_captions
 from visattn.data.scenes import Scenes, write
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.captioned import Split, a_name, in_test, lines, picture, refused, shade, told
-from visattn.data.captions.readers import CaptionDataset, load_captions
+from visattn.data.captions.caption_sets import CaptionDataset, load_captions
 from visattn.data.scenes import NEW, Scenes, store
 from visattn.errors import OptionError
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from visattn.data import load_labeled
 from visattn.data.scenes.causes import _HUES, CAUSES, LEFT_OUT, TITLES, VALUES, Cause, CausedScene, CausedScenes
-from visattn.data.scenes.drawing import COLORS
-from visattn.data.scenes.shapes import DISTRACTORS, LABELS
+from visattn.data.scenes.outlines import DISTRACTORS, LABELS
+from visattn.data.scenes.painting import COLORS
 from visattn.errors import OptionError
 
 COUNT = 60

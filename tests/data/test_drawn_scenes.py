@@ -14,7 +14,7 @@ import pytest
 
 from tests.data.making import one_line
 from visattn.data import ArrayDataset
-from visattn.data.labeled.readers import load_labeled
+from visattn.data.labeled.labeled_sets import load_labeled
 from visattn.data.scenes import CLASSES, VERSION, Scenes, store
 from visattn.errors import DataError, OutputError, ResourceError
 

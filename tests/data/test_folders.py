@@ -14,7 +14,7 @@ import pytest
 from torchvision import datasets
 
 from tests.data.making import one_line, save
-from visattn.data.labeled.readers import LabeledDataset, load_labeled
+from visattn.data.labeled.labeled_sets import LabeledDataset, load_labeled
 from visattn.data.scenes import CLASSES, Scenes, write
 from visattn.errors import DataError, ImageError, OptionError
 

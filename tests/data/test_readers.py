@@ -15,8 +15,8 @@ import pytest
 from tests.data.making import Pixels, fashion, noise, one_line
 from visattn import data
 from visattn.data import ArrayDataset
-from visattn.data.labeled import arrays, published
-from visattn.data.labeled.readers import LabeledDataset, load_labeled
+from visattn.data.labeled import arrays, downloaded as published
+from visattn.data.labeled.labeled_sets import LabeledDataset, load_labeled
 from visattn.errors import DataError, OptionError
 
 

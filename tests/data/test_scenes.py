@@ -19,8 +19,8 @@ from scipy.ndimage import binary_dilation
 from scipy.stats import chi2_contingency, chisquare
 from torchvision.datasets import ImageFolder
 
-from visattn.data.scenes import CLASSES, COLORS, TEXTURES, VERSION, Scene, SceneObject, Scenes, drawing, write
-from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
+from visattn.data.scenes import CLASSES, COLORS, TEXTURES, VERSION, Scene, SceneObject, Scenes, painting as drawing, write
+from visattn.data.scenes.outlines import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError, OutputError
 
 FROZEN = (

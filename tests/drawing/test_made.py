@@ -21,7 +21,7 @@ from tests.captioning.test_folder import kept
 from tests.cli.test_commands import TINY, Run, photo, run
 from tests.cli.test_gates import CBAM
 from tests.methods.test_signed import glimpsing
-from visattn.cli.demo import demo_page
+from visattn.cli.demo_command import demo_page
 from visattn.core.drawing.marks import outline, ring, spotlight
 from visattn.core.drawing.overlays import colorize
 from visattn.core.drawing.pictures import Picture

@@ -17,7 +17,7 @@ import visattn
 from tests import tiny, zoo
 from visattn import embedding
 from visattn.embedding.correlations import row_correlation
-from visattn.embedding.numbers import _spread
+from visattn.embedding.numbers_of_heads import _spread
 from visattn.errors import OptionError, OutputError
 from visattn.evaluation import find_heads
 

@@ -21,7 +21,7 @@ from tests.hostile import archives, commands, configurations, driver, films, fol
 from visattn import captioning  # noqa: F401
 from visattn.batch import batch_command, video_command  # noqa: F401
 from visattn.captioning import caption_command  # noqa: F401
-from visattn.cli import heads, inspect, list, overlay  # noqa: F401
+from visattn.cli import heads_command as heads, inspect_command as inspect, list_command as list, overlay_command as overlay  # noqa: F401
 from visattn.evaluation import stats_command  # noqa: F401
 from visattn.training import train_command  # noqa: F401
 

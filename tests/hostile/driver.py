@@ -206,7 +206,7 @@ def _command(arguments: list[str], work: Path, watch: Watch, net: bool) -> int:
         _environment(work.parent)
         watch.enter(work.parent)
         os.chdir(work)
-        from visattn.batch import work as batches
+        from visattn.batch import image_work as batches
         from visattn.cli import commands
         from visattn.core.command_line import each
 

@@ -21,7 +21,7 @@ import visattn
 from tests.cli.test_commands import Run, run
 from visattn.core.families import input_spec, trained
 from visattn.core.families.trained import evaluation_transform
-from visattn.core.loading import folders, load_model
+from visattn.core.loading import load_model, model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
 

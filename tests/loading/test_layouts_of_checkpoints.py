@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from visattn import load_model
 from visattn.core.families import provenance_of
-from visattn.core.loading.formats import START
 from visattn.core.loading.translation import as_float32, unwrap
+from visattn.core.loading.weight_formats import START
 from visattn.core.loading.weights import read_checkpoint
 from visattn.errors import WeightsError
 

@@ -21,7 +21,7 @@ from visattn import load_image
 from visattn.cli.commands import _run
 from visattn.core.geometry import Box, Geometry
 from visattn.core.images import image_facts as facts_of
-from visattn.core.maps import AttentionMap, load_map, save_map, schema
+from visattn.core.maps import AttentionMap, load_map, map_schema as schema, save_map
 from visattn.core.provenance import Provenance, Sink
 from visattn.core.records import TokenLayout
 from visattn.errors import MapError

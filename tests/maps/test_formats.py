@@ -24,7 +24,7 @@ from tests.maps.making import WINDOWS, make_map
 from visattn._support.opencv import cv2
 from visattn._support.types import MapFormat
 from visattn.core.geometry import Box, Geometry
-from visattn.core.maps import AttentionMap, load_map, save_map, schema
+from visattn.core.maps import AttentionMap, load_map, map_schema as schema, save_map
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout

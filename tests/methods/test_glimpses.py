@@ -22,7 +22,7 @@ from tests import tiny
 from visattn.core import methods
 from visattn.core.drawing.marks import draw_glimpses
 from visattn.core.geometry import Box, Geometry
-from visattn.core.loading import folders
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.maps import AttentionMap, load_map, save_map
 from visattn.core.records import Recording

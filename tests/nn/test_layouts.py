@@ -25,7 +25,7 @@ from visattn import nn as ours
 from visattn.errors import OptionError, WeightsError
 from visattn.models import resnet18
 from visattn.nn import load_checkpoint, translate
-from visattn.nn.attaching.layouts import LAYOUTS
+from visattn.nn.attaching.checkpoint_layouts import LAYOUTS
 
 FOLDER = Path(__file__).parents[1] / "golden" / "references"
 BOUND = 1e-6

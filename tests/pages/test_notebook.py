@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 import visattn
 from visattn import data
-from visattn.core.drawing.options import StyleOptions
+from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.pipeline.question import ask
 from visattn.core.pipeline.targets import Target
 from visattn.data import scenes

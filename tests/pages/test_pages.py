@@ -32,7 +32,7 @@ from tests.batch import films
 from tests.pages.blocks import PAGES, ROOT, Block, blocks_of, commands_of
 from visattn import data
 from visattn.cli.commands import _run
-from visattn.data.labeled import published
+from visattn.data.labeled import downloaded as published
 
 LIMITS = {  # a pattern in a command: options for a long one
     r"captum\.kernel_shap": "--samples 50",

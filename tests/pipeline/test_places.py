@@ -167,7 +167,7 @@ def test_detection_of_torchvision_is_followed_in_edited_images() -> None:
 
     seen = visattn.explain(Detector().eval(), pixels=torch.rand(1, 3, 64, 64), target="box:1", method="gradcam", layer="stem")
     assert seen.provenance.target[0].startswith("score of class 2 in box 1 = ")
-    from visattn.core.pipeline.places import _of_detection
+    from visattn.core.pipeline.output_places import _of_detection
 
     score = _of_detection(found, "1", None)
     assert score([found, edited, gone]).tolist() == pytest.approx([0.4, 0.3, 0.0])

@@ -23,8 +23,8 @@ from torch import Tensor
 
 import visattn
 from visattn.errors import OptionError, StudyError
-from visattn.studies import load_study, writing
-from visattn.studies.schema import MOST_TEXT
+from visattn.studies import attn_writing as writing, load_study
+from visattn.studies.attn_schema import MOST_TEXT
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 Facts = dict[str, Any]
@@ -373,7 +373,7 @@ def test_a_tensor_that_is_named_often_is_read_once(tmp_path: Path) -> None:
 
 
 def test_photos_of_a_file_have_a_common_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn.studies.reading.MOST_PIXELS", 40)
+    monkeypatch.setattr("visattn.studies.attn_reading.MOST_PIXELS", 40)
     facts, tensors = base()
     facts["views"].append({**facts["views"][0], "photo": "other"})
     path = tmp_path / "two.attn"

@@ -26,12 +26,12 @@ from tests.studies.test_attn_files import base, content
 from visattn._support import json_files
 from visattn._support.json_files import SIDE, Amount, Anything, Count, Finite, Free, Number, Share, Whole, converted, decoded
 from visattn.batch import statistics
-from visattn.captioning import folders as captioners
-from visattn.core.loading import folders
+from visattn.captioning import captioner_folders as captioners
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.maps import load_map
 from visattn.core.provenance import Provenance
-from visattn.data.captions.files import read_file
+from visattn.data.captions.caption_files import read_file
 from visattn.embedding.one_image import OneImage
 from visattn.errors import CheckpointError, DataError, MapError, OutputError, StudyError, WeightsError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers

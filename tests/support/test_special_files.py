@@ -12,7 +12,7 @@ import pytest
 
 from visattn import load_model
 from visattn.captioning import load_captioner
-from visattn.core.loading.folders import read_facts
+from visattn.core.loading.model_folders import read_facts
 from visattn.core.loading.weights import FACTS, read_checkpoint
 from visattn.core.maps import load_map
 from visattn.core.pipeline.targets import read_labels

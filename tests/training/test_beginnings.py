@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.training.small import pictures, recipe
-from visattn.core.loading import folders, load_model
+from visattn.core.loading import load_model, model_folders as folders
 from visattn.errors import DataError, OptionError, VisattnNote, WeightsError
 from visattn.training import compare_runs, train
 from visattn.training.config import Config

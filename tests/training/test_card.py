@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import binomtest
 
 from visattn.data.scenes.causes import CAUSES, CausedScenes, class_meaning
-from visattn.data.scenes.drawing import COLORS
+from visattn.data.scenes.painting import COLORS
 from visattn.training.config import Config
 from visattn.training.report import source
 from visattn.training.report.card import Achieved, Data, Origin, card, wilson

@@ -211,7 +211,7 @@ def test_layer_decay_without_groups_of_layers_is_refused(photos: Path, tmp_path:
 def trained(config: Config, run: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the initial and the final weights of a training."""
     from visattn.training.run.processes import processes
-    from visattn.training.tasks.table import task_of
+    from visattn.training.tasks.task_table import task_of
     from visattn.training.trainer import Trainer
 
     with processes("cpu") as group:

@@ -15,7 +15,7 @@ from tests.captioning.real import coco
 from tests.cli.test_commands import TINY, Run, run
 from tests.training.small import pictures, recipe
 from visattn.training import CaptionConfig, Config, compare_runs, train
-from visattn.training.report.page import command
+from visattn.training.report.run_files import command
 
 __all__ = ["run"]
 

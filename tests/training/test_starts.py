@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visattn.core.loading import folders
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.errors import OptionError
 from visattn.models.resnet import BasicBlock, Bottleneck, resnet50

@@ -7,12 +7,12 @@ from visattn._support.faces import face
 if TYPE_CHECKING:
     from visattn.batch.beside import apart as apart, masks_of as masks_of, texts_of as texts_of
     from visattn.batch.films import explain_video as explain_video
+    from visattn.batch.image_sources import Batches as Batches, items_of as items_of
+    from visattn.batch.image_work import Work as Work
     from visattn.batch.items import Item as Item
     from visattn.batch.journal import Entry as Entry, Journal as Journal, other_lists as other_lists
-    from visattn.batch.running import Ledger as Ledger, Outcome as Outcome, run as run
-    from visattn.batch.sources import Batches as Batches, items_of as items_of
+    from visattn.batch.local_run import Ledger as Ledger, Outcome as Outcome, run as run
     from visattn.batch.wanted import Wanted as Wanted, check_outputs as check_outputs
-    from visattn.batch.work import Work as Work
     from visattn.core.pipeline.asking import Asked as Asked
 else:
     __getattr__, __dir__, __all__ = face(
@@ -23,9 +23,9 @@ else:
             ".films": ["explain_video"],
             ".items": ["Item"],
             ".journal": ["Entry", "Journal", "other_lists"],
-            ".running": ["Ledger", "Outcome", "run"],
-            ".sources": ["Batches", "items_of"],
+            ".local_run": ["Ledger", "Outcome", "run"],
+            ".image_sources": ["Batches", "items_of"],
             ".wanted": ["Wanted", "check_outputs"],
-            ".work": ["Work"],
+            ".image_work": ["Work"],
         },
     )

@@ -16,7 +16,7 @@ from visattn._support.files import regular
 from visattn._support.outside import LONGEST, fault_of, relative
 from visattn.batch.items import Content, Named, refused
 from visattn.core.images import FORMATS
-from visattn.core.images.folders import endings_of_photos
+from visattn.core.images.image_folders import endings_of_photos
 from visattn.core.images.loading import bounded, too_large
 from visattn.errors import ImageError
 

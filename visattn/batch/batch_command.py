@@ -17,10 +17,10 @@ from visattn._support.files import base_name, exists, is_folder
 from visattn._support.tables import to_json
 from visattn._support.types import Engine, MapFormat
 from visattn._support.whole_files import refusal, write_whole
-from visattn.core.command_line.asking import kind_of, question_of
 from visattn.core.command_line.faults import complain
 from visattn.core.command_line.late import LateCommand, method_options
-from visattn.core.command_line.options import (
+from visattn.core.command_line.questions import kind_of, question_of
+from visattn.core.command_line.shared_options import (
     batch_size_option,
     explaining_options,
     files_read,

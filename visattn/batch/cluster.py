@@ -26,9 +26,9 @@ from torch import nn
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
 from visattn._support.language import flag, in_shell
+from visattn.batch.image_work import Work, done
 from visattn.batch.journal import Entry
-from visattn.batch.running import Ledger, Outcome
-from visattn.batch.work import Work, done
+from visattn.batch.local_run import Ledger, Outcome
 from visattn.core.loading.weights import state_digest
 from visattn.errors import ModelError, OptionError, OutputError, VisattnError
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from visattn._support.checks import printable
 from visattn._support.language import flag
+from visattn.batch.image_work import Work, sample_anew
 from visattn.batch.journal import Journal
-from visattn.batch.running import Ledger
-from visattn.batch.sampling import SAME, TOLERANCE, distance
+from visattn.batch.local_run import Ledger
+from visattn.batch.map_samples import SAME, TOLERANCE, distance
 from visattn.batch.settings import NUMBERS, differences
-from visattn.batch.work import Work, sample_anew
 from visattn.errors import OutputError, VisattnError
 
 

@@ -17,7 +17,7 @@ from visattn._support.json_files import Finite, Free, Number, decoded
 from visattn._support.tables import without_nan
 from visattn._support.types import Resize
 from visattn.batch.journal import entries_of, journals_in
-from visattn.core.maps.schema import ProvenanceFacts
+from visattn.core.maps.map_schema import ProvenanceFacts
 from visattn.core.provenance import Provenance
 from visattn.errors import OutputError
 from visattn.evaluation import LayerNumbers, PhotoNumbers, Survey

@@ -9,9 +9,9 @@ import click
 
 from visattn._support.types import View
 from visattn._support.whole_files import check_output
-from visattn.core.command_line.asking import kind_of, model_of, question_of
 from visattn.core.command_line.late import LateCommand, method_options
-from visattn.core.command_line.options import (
+from visattn.core.command_line.questions import kind_of, model_of, question_of
+from visattn.core.command_line.shared_options import (
     batch_size_option,
     files_read,
     method_option,
@@ -79,9 +79,9 @@ def video_command(
     target = output or Path(f"{as_file(film).stem}.{model_of(options)}{kind_of(options)}.mp4")
     check_output(target, overwrite=overwrite, inputs=[film, *files_read(options)])
     from visattn.batch.films import Looks, write_film
-    from visattn.batch.films.drawing import opened
+    from visattn.batch.films.encoder import check_name
+    from visattn.batch.films.video import opened
     from visattn.batch.films.walking import start_of
-    from visattn.batch.films.writing import check_name
     from visattn.core.families.wrappers import unwrapped
     from visattn.core.loading import load_model
     from visattn.core.pipeline.asking import Asked

@@ -14,10 +14,10 @@ from visattn._support.language import flag
 from visattn._support.tables import STATISTICS
 from visattn._support.types import MapFormat
 from visattn.batch import statistics
+from visattn.batch.image_sources import Batches
 from visattn.batch.items import Item
 from visattn.batch.journal import Journal, entries_of, files_of, journals_in
 from visattn.batch.settings import DECIDES_NOTHING
-from visattn.batch.sources import Batches
 from visattn.errors import OutputError
 
 

@@ -14,10 +14,10 @@ from visattn._support.checks import printable
 from visattn._support.files import is_folder
 from visattn._support.types import Interpolation, Sampling
 from visattn._support.whole_files import check_outputs, result_names, write_whole
-from visattn.core.command_line.asking import short_name
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import Command
-from visattn.core.command_line.options import photo_options, talk_options
+from visattn.core.command_line.questions import short_name
+from visattn.core.command_line.shared_options import photo_options, talk_options
 from visattn.core.command_line.talk import note
 from visattn.core.images.sources import as_file
 from visattn.errors import OptionError, VisattnError, WeightsError

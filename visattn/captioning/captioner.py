@@ -19,8 +19,8 @@ from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
 from visattn._support.reprs import brief
 from visattn.captioning.beam_search import search
+from visattn.captioning.captioner_folders import CaptionerBlueprint, load
 from visattn.captioning.encoders import receptive_field
-from visattn.captioning.folders import CaptionerBlueprint, load
 from visattn.captioning.vocabulary import SPECIAL, Vocabulary, split
 from visattn.core.drawing.filmstrips import animation, filmstrip
 from visattn.core.drawing.pictures import Picture

@@ -18,9 +18,9 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("visattn.cli.demo", "Draw what DINOv2 and a classifier see in four sample photos."),
-    "overlay": Command("visattn.cli.overlay", "Draw a model's attention over photos."),
-    "heads": Command("visattn.cli.heads", "Draw all heads, all layers, or the query x key matrix of one head."),
+    "demo": Command("visattn.cli.demo_command", "Draw what DINOv2 and a classifier see in four sample photos."),
+    "overlay": Command("visattn.cli.overlay_command", "Draw a model's attention over photos."),
+    "heads": Command("visattn.cli.heads_command", "Draw all heads, all layers, or the query x key matrix of one head."),
     "view": Command("visattn.studies.view_command", "Write a page that shows every head for the patch under the pointer."),
     "batch": Command("visattn.batch.batch_command", "Draw maps of many images; a run that is interrupted goes on."),
     "video": Command("visattn.batch.video_command", "Draw maps over the frames of a film."),
@@ -28,9 +28,9 @@ COMMANDS = {
     "train": Command("visattn.training.train_command", "Train a classifier, with or without attention, or a captioner."),
     "caption": Command("visattn.captioning.caption_command", "Caption images, and draw where the decoder attends for each word."),
     "stats": Command("visattn.evaluation.stats_command", "Compute statistics of every head over a folder of photos."),
-    "inspect": Command("visattn.cli.inspect", "Show the attention layers of a model, and which methods apply to it."),
-    "list": Command("visattn.cli.list", "List models, methods or color maps."),
-    "doctor": Command("visattn.cli.doctor", "Check the installation."),
+    "inspect": Command("visattn.cli.inspect_command", "Show the attention layers of a model, and which methods apply to it."),
+    "list": Command("visattn.cli.list_command", "List models, methods or color maps."),
+    "doctor": Command("visattn.cli.doctor_command", "Check the installation."),
 }
 ABOUT = "Show where a vision model looks, and check whether you can believe it."
 VERSION = "Print the version and exit."

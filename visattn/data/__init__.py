@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     )
     from visattn.data import scenes as scenes
     from visattn.data.captions import CaptionDataset as CaptionDataset, load_captions as load_captions
+    from visattn.data.image_dataset import ImageDataset as ImageDataset
     from visattn.data.labeled import ArrayDataset as ArrayDataset, LabeledDataset as LabeledDataset, load_labeled as load_labeled
-    from visattn.data.pictures import ImageDataset as ImageDataset
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
@@ -25,6 +25,6 @@ else:
             ".": ["scenes"],
             ".captions": ["CaptionDataset", "load_captions"],
             ".labeled": ["ArrayDataset", "LabeledDataset", "load_labeled"],
-            ".pictures": ["ImageDataset"],
+            ".image_dataset": ["ImageDataset"],
         },
     )

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
         weighted_correlation as weighted_correlation,
     )
     from visattn.embedding.crops import crops_of as crops_of
+    from visattn.embedding.dimensions import lay_out as lay_out, lay_out_images as lay_out_images
     from visattn.embedding.gathering import gather as gather
     from visattn.embedding.joint import Joint as Joint, factor_of as factor_of, joined as joined
-    from visattn.embedding.layouts import lay_out as lay_out, lay_out_images as lay_out_images
-    from visattn.embedding.numbers import head_numbers as head_numbers
+    from visattn.embedding.numbers_of_heads import head_numbers as head_numbers
     from visattn.embedding.saving import save_html as save_html, save_npz as save_npz
     from visattn.embedding.space import LayerStates as LayerStates, Projection as Projection, Space as Space, Tokens as Tokens
 else:
@@ -30,8 +30,8 @@ else:
             ".crops": ["crops_of"],
             ".gathering": ["gather"],
             ".joint": ["Joint", "factor_of", "joined"],
-            ".layouts": ["lay_out", "lay_out_images"],
-            ".numbers": ["head_numbers"],
+            ".dimensions": ["lay_out", "lay_out_images"],
+            ".numbers_of_heads": ["head_numbers"],
             ".saving": ["save_html", "save_npz"],
             ".space": ["LayerStates", "Projection", "Space", "Tokens"],
         },

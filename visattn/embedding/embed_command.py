@@ -13,8 +13,8 @@ from visattn._support.types import Criterion, Layout
 from visattn._support.untrusted import check_own_folder
 from visattn._support.whole_files import check_output
 from visattn.core.command_line.late import Command
-from visattn.core.command_line.numbers import numbers_of
-from visattn.core.command_line.options import (
+from visattn.core.command_line.number_lists import numbers_of
+from visattn.core.command_line.shared_options import (
     files_read,
     model_options,
     output_options,

@@ -23,8 +23,8 @@ from visattn._support.types import Property
 from visattn._support.whole_files import write_whole
 from visattn.core.geometry import Box, Geometry
 from visattn.core.images import image_facts
-from visattn.core.maps.files import layout_of
-from visattn.core.maps.schema import BoxFacts, LayoutFacts
+from visattn.core.maps.map_files import layout_of
+from visattn.core.maps.map_schema import BoxFacts, LayoutFacts
 from visattn.core.methods.selection import chain_refusal
 from visattn.core.methods.sinks import find_sinks
 from visattn.core.operators import MatrixOperator, Operator, SoftmaxOperator

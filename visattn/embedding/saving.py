@@ -15,8 +15,8 @@ from visattn._support.tables import Row, without_nan
 from visattn._support.typed import typed
 from visattn._support.whole_files import check_output, write_whole
 from visattn.core.provenance import Provenance
-from visattn.embedding.layouts import Laid, lay_out, lay_out_images
-from visattn.embedding.numbers import head_numbers
+from visattn.embedding.dimensions import Laid, lay_out, lay_out_images
+from visattn.embedding.numbers_of_heads import head_numbers
 from visattn.embedding.space import Space
 from visattn.embedding.space_page import space_html
 from visattn.embedding.space_payload import Part

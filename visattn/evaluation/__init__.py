@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         shifted_copies as shifted_copies,
         smooth_random as smooth_random,
     )
-    from visattn.evaluation.gates import GateStatistics as GateStatistics, gate_statistics as gate_statistics
     from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
     from visattn.evaluation.heads import (
         HeadStatistics as HeadStatistics,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
         over_patches as over_patches,
         scores_of as scores_of,
     )
+    from visattn.evaluation.statistics_of_gates import GateStatistics as GateStatistics, gate_statistics as gate_statistics
     from visattn.evaluation.survey import (
         LayerNumbers as LayerNumbers,
         PhotoNumbers as PhotoNumbers,
@@ -56,7 +56,7 @@ else:
         {
             "visattn.core.methods.sinks": ["attention_received", "find_sinks", "sink_mass"],
             ".baselines": ["center_prior", "shifted_copies", "smooth_random"],
-            ".gates": ["GateStatistics", "gate_statistics"],
+            ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
             ".given": ["MaskLike", "as_mask"],
             ".heads": ["HeadStatistics", "head_divergence", "statistics"],
             ".importance": ["head_ablation", "head_importance"],

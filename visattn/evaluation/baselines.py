@@ -8,8 +8,8 @@ import torch
 from visattn._support.checks import between
 from visattn.core.maps import AttentionMap
 from visattn.errors import MapError, OptionError
-from visattn.evaluation.cells import refuse_holes
 from visattn.evaluation.given import MapLike, as_map
+from visattn.evaluation.object_masks import refuse_holes
 
 
 def center_prior(like: MapLike, spread: float = 0.25) -> AttentionMap:

@@ -16,8 +16,8 @@ from visattn._support.checks import between
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
 from visattn.errors import MapError
-from visattn.evaluation.cells import Cells, cells_of, centers, partly
 from visattn.evaluation.given import MapLike, MaskLike, given
+from visattn.evaluation.object_masks import Cells, cells_of, centers, partly
 
 Array = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from visattn._support.whole_files import check_folder, write_folder_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.faults import complain
 from visattn.core.command_line.late import Command
-from visattn.core.command_line.options import model_options, photo_options, preparing, talk_options
+from visattn.core.command_line.shared_options import model_options, photo_options, preparing, talk_options
 from visattn.core.command_line.talk import describe
 from visattn.errors import ImageError, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
 
@@ -77,7 +77,7 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
         ImageError: If the folder does not exist or contains no image files.
     """
     from visattn.core.images import FORMATS
-    from visattn.core.images.folders import photos_in
+    from visattn.core.images.image_folders import photos_in
 
     name = printable(str(folder))
     if not is_folder(folder):

@@ -25,9 +25,9 @@ from visattn.core.pipeline.preprocessing import PreprocessingOptions
 from visattn.core.provenance import Provenance, Sink
 from visattn.core.records import Recording
 from visattn.errors import OptionError, UnsupportedModel
-from visattn.evaluation.gates import gate_statistics
 from visattn.evaluation.heads import head_divergence, statistics
 from visattn.evaluation.intervals import mean_interval
+from visattn.evaluation.statistics_of_gates import gate_statistics
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,9 +17,9 @@ from visattn._support.reprs import brief
 from visattn._support.typed import typed
 from visattn._support.whole_files import check_output, write_whole
 from visattn.errors import OptionError
+from visattn.studies.attn_writing import attn_content
 from visattn.studies.study_page import PageOptions, html_of
 from visattn.studies.views import View
-from visattn.studies.writing import attn_content
 from visattn.viewer import framed, widget_of
 
 SUFFIX = ".attn"

@@ -9,10 +9,10 @@ import click
 
 from visattn._support.checks import between, printable
 from visattn._support.whole_files import check_output, write_whole
-from visattn.core.command_line.asking import model_of, short_name
 from visattn.core.command_line.late import Command
-from visattn.core.command_line.numbers import numbers_of
-from visattn.core.command_line.options import (
+from visattn.core.command_line.number_lists import numbers_of
+from visattn.core.command_line.questions import model_of, short_name
+from visattn.core.command_line.shared_options import (
     files_read,
     model_options,
     output_options,

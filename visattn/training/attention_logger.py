@@ -19,11 +19,11 @@ from visattn._support.checks import between
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
 from visattn._support.whole_files import check_output, write_whole
-from visattn.core.drawing.options import PAGE, PageOptions
 from visattn.core.drawing.overlays import on_scale
 from visattn.core.drawing.pages import Bar, Cell, sheet
 from visattn.core.drawing.pictures import Picture, carrying, to_png
 from visattn.core.drawing.style import Style
+from visattn.core.drawing.style_options import PAGE, PageOptions
 from visattn.core.families import input_spec
 from visattn.core.families.wrappers import unwrapped
 from visattn.core.geometry import Geometry
@@ -32,7 +32,7 @@ from visattn.core.maps.scaling import names_of, range_words, shows_nothing
 from visattn.core.methods import METHODS
 from visattn.core.methods.gate_maps import PLACES
 from visattn.core.methods.method import Method
-from visattn.core.methods.table import MethodName
+from visattn.core.methods.method_table import MethodName
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import name_of, noun_of

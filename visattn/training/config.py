@@ -14,7 +14,7 @@ from visattn._support.files import base_name, regular
 from visattn._support.language import flag, option
 from visattn._support.own_code import is_function
 from visattn.core.loading.blueprints import shared_model
-from visattn.core.loading.folders import LARGEST
+from visattn.core.loading.model_folders import LARGEST
 from visattn.data.captions import SCENES
 from visattn.data.labeled import KNOWN
 from visattn.errors import OptionError

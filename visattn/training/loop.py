@@ -26,7 +26,7 @@ from visattn.errors import DataError, TrainingError
 from visattn.training.batches import Batch, Samples, Stream, check_batch, loader, patient, training_transform
 from visattn.training.config import Recipe, differences
 from visattn.training.report.outcomes import top
-from visattn.training.report.page import write_results
+from visattn.training.report.run_files import write_results
 from visattn.training.run.best import Best
 from visattn.training.run.board import Board
 from visattn.training.run.checkpoints import Checkpoints, State, fitting
@@ -48,11 +48,11 @@ from visattn.training.run.folder import (
 )
 from visattn.training.run.log import Log
 from visattn.training.run.processes import Processes, processes
-from visattn.training.run.progress import Progress, count
 from visattn.training.run.randomness import random_state, set_random_state
+from visattn.training.run.run_progress import Progress, count
 from visattn.training.run.signals import asked_to_stop
-from visattn.training.tasks.table import task_of
 from visattn.training.tasks.task import Draw, Measured
+from visattn.training.tasks.task_table import task_of
 from visattn.training.testing import tested
 from visattn.training.trainer import Trainer, calmer
 

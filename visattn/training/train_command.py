@@ -14,7 +14,7 @@ import click
 from visattn._support.checks import printable
 from visattn.core.command_line.faults import complain
 from visattn.core.command_line.late import LateCommand
-from visattn.core.command_line.options import talk_options
+from visattn.core.command_line.shared_options import talk_options
 
 
 @click.group("train")

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from visattn._support.faces import face
 
 if TYPE_CHECKING:
-    from visattn.batch.films.drawing import Made as Made, explain_video as explain_video, write_film as write_film
+    from visattn.batch.films.frames import Film as Film, Frame as Frame
     from visattn.batch.films.mapping import Looks as Looks
-    from visattn.batch.films.reading import Film as Film, Frame as Frame
+    from visattn.batch.films.video import Made as Made, explain_video as explain_video, write_film as write_film
     from visattn.batch.films.walking import Walk as Walk
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
-            ".drawing": ["Made", "explain_video", "write_film"],
+            ".video": ["Made", "explain_video", "write_film"],
             ".mapping": ["Looks"],
-            ".reading": ["Film", "Frame"],
+            ".frames": ["Film", "Frame"],
             ".walking": ["Walk"],
         },
     )

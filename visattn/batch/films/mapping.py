@@ -16,7 +16,7 @@ from visattn._support.language import option
 from visattn._support.progress import progress
 from visattn._support.typed import check_types
 from visattn._support.types import LARGEST_BATCH, View
-from visattn.batch.films.reading import Film, Frame
+from visattn.batch.films.frames import Film, Frame
 from visattn.batch.films.walking import Walk
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap

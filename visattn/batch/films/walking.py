@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from visattn.batch.films.reading import Frame
+from visattn.batch.films.frames import Frame
 from visattn.core.geometry import Box
 from visattn.core.images.sources import load_image
 from visattn.core.pipeline.preprocessing import Preprocessing

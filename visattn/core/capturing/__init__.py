@@ -1,8 +1,8 @@
 """Recording (`record`) and editing (`interventions`) of attention in forward passes. The model is not modified, and hooks are removed."""
 
 from visattn.core.capturing.description import ModelDescription, Placement
-from visattn.core.capturing.intercept.owners import module_names
-from visattn.core.capturing.recording import record
+from visattn.core.capturing.intercept.running_module import module_names
+from visattn.core.capturing.recorder import record
 from visattn.core.capturing.trace.tape import forget
 
 __all__ = [

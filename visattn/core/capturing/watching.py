@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.following.conclusions import Conclusions, Located, concluded
-from visattn.core.capturing.following.inputs import batch_of, packed_size
+from visattn.core.capturing.following.received import batch_of, packed_size
 from visattn.core.capturing.forward import Forward, Inputs, placed
 from visattn.core.capturing.hooks import ModuleCalls, keywords, running
 from visattn.core.capturing.intercept.calls import Call

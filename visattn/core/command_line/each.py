@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from visattn._support.checks import printable
 from visattn.core.command_line.faults import FULL, complain, fault, no_room
-from visattn.core.command_line.options import reading
+from visattn.core.command_line.shared_options import reading
 from visattn.errors import ResourceError, VisattnError
 
 if TYPE_CHECKING:

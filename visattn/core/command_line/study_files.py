@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from visattn._support.checks import printable
-from visattn.core.command_line.options import refuse_beside
+from visattn.core.command_line.shared_options import refuse_beside
 from visattn.core.offers import offered, offers
 from visattn.errors import OptionError
 

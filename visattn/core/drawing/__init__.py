@@ -24,12 +24,12 @@ if TYPE_CHECKING:
         spotlight as spotlight,
     )
     from visattn.core.drawing.matrices import matrix_page as matrix_page
-    from visattn.core.drawing.options import StyleOptions as StyleOptions
     from visattn.core.drawing.overlays import colorize as colorize, overlay as overlay, rgb_components as rgb_components
     from visattn.core.drawing.pages import captioned as captioned, side_by_side as side_by_side
     from visattn.core.drawing.pictures import Picture as Picture
     from visattn.core.drawing.sheets import contact_sheet as contact_sheet
     from visattn.core.drawing.style import Style as Style
+    from visattn.core.drawing.style_options import StyleOptions as StyleOptions
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
@@ -42,7 +42,7 @@ else:
             ".pages": ["captioned", "side_by_side"],
             ".pictures": ["Picture"],
             ".sheets": ["contact_sheet"],
-            ".options": ["StyleOptions"],
+            ".style_options": ["StyleOptions"],
             ".style": ["Style"],
         },
     )

@@ -17,7 +17,6 @@ from PIL import Image, ImageDraw
 from visattn._support.checks import between, printable
 from visattn._support.options import with_options
 from visattn.core.drawing.marks import outline
-from visattn.core.drawing.options import PAGE, StyleOptions
 from visattn.core.drawing.pages import (
     FAINT,
     GAP,
@@ -32,6 +31,7 @@ from visattn.core.drawing.pages import (
 from visattn.core.drawing.pictures import Picture, carrying
 from visattn.core.drawing.sheets import Panels
 from visattn.core.drawing.style import Style
+from visattn.core.drawing.style_options import PAGE, StyleOptions
 from visattn.core.drawing.text import (
     clip_text,
     font_of,

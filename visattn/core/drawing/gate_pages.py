@@ -14,11 +14,11 @@ from visattn._support.options import with_options
 from visattn._support.types import Role
 from visattn.core.drawing import colormaps
 from visattn.core.drawing.marks import draw_window
-from visattn.core.drawing.options import PAGE, StyleOptions
 from visattn.core.drawing.overlays import on_scale
 from visattn.core.drawing.pages import Bar, Cell, sheet
 from visattn.core.drawing.pictures import Picture, carrying
 from visattn.core.drawing.style import Style
+from visattn.core.drawing.style_options import PAGE, StyleOptions
 from visattn.core.geometry import Box, Geometry, affine_corners
 from visattn.core.maps import value_range
 from visattn.core.maps.scaling import range_words, shows_nothing

@@ -24,9 +24,9 @@ from visattn._support.types import Normalization
 from visattn.core.drawing import colormaps
 from visattn.core.drawing.layers import layer_between
 from visattn.core.drawing.marks import WHITE, inside_only, outline, ring
-from visattn.core.drawing.options import ColorOptions
 from visattn.core.drawing.pictures import Picture, carrying
 from visattn.core.drawing.style import Style
+from visattn.core.drawing.style_options import ColorOptions
 from visattn.core.geometry import Box
 from visattn.core.images.sources import as_image
 from visattn.core.maps import Heatmap, value_range

@@ -14,11 +14,11 @@ from visattn._support.language import worded
 from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn.core.drawing.marks import WHITE, outline, ring
-from visattn.core.drawing.options import PAGE, StyleOptions
 from visattn.core.drawing.overlays import on_scale, ringed
 from visattn.core.drawing.pages import Bar, Cell, sheet
 from visattn.core.drawing.pictures import Picture, carrying
 from visattn.core.drawing.style import Style
+from visattn.core.drawing.style_options import PAGE, StyleOptions
 from visattn.core.geometry import Geometry
 from visattn.core.images.sources import as_image
 from visattn.core.maps import AttentionMap, Heatmap, value_range

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from visattn._support.checks import first_line
 from visattn._support.types import Task
 from visattn.core.capturing import ModelDescription
-from visattn.core.families.facts import facts_of, state
 from visattn.core.families.owners import FAMILIES, family, owner
 from visattn.core.families.spec import InputSpec, declared_preprocessing, sides
+from visattn.core.families.weight_facts import facts_of, state
 from visattn.core.families.wrappers import receiver, unwrapped
 from visattn.core.provenance import Provenance
 from visattn.errors import ModelError, OptionError, VisattnError

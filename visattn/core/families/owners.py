@@ -10,7 +10,7 @@ from typing import Any
 from timm.models import PretrainedCfg
 from torch import nn
 
-from visattn.core.families.facts import family_of
+from visattn.core.families.weight_facts import family_of
 
 __all__ = ["owner"]
 

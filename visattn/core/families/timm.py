@@ -12,9 +12,9 @@ from visattn._support.faces import Later
 from visattn._support.language import worded
 from visattn._support.memory import OfStructure
 from visattn.core.capturing import ModelDescription, module_names
-from visattn.core.families.facts import CHANGED, facts_of, state, why_unknown
 from visattn.core.families.published import of_timm
 from visattn.core.families.spec import InputSpec, per_channel, sources
+from visattn.core.families.weight_facts import CHANGED, facts_of, state, why_unknown
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 

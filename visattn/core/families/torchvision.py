@@ -14,10 +14,10 @@ from torchvision.transforms._presets import ImageClassification
 
 from visattn._support.language import option, worded
 from visattn.core.capturing import ModelDescription
-from visattn.core.families.facts import CHANGED, facts_of, state, why_unknown
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.published import of_torchvision
 from visattn.core.families.spec import InputSpec, per_channel, sources
+from visattn.core.families.weight_facts import CHANGED, facts_of, state, why_unknown
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 

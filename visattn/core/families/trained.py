@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from visattn._support.language import option
 from visattn.core.capturing import ModelDescription
-from visattn.core.families.facts import CHANGED, facts_of, state
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.owners import library
 from visattn.core.families.spec import STATED, InputSpec
+from visattn.core.families.weight_facts import CHANGED, facts_of, state
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 

@@ -13,8 +13,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from visattn._support.faces import Later
 from visattn._support.memory import OfStructure
-from visattn.core.families.facts import family_of
 from visattn.core.families.owners import owner
+from visattn.core.families.weight_facts import family_of
 from visattn.errors import UnsupportedModel
 
 if TYPE_CHECKING:

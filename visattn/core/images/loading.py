@@ -30,9 +30,9 @@ from visattn.errors import ImageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from visattn.core.images import formats, profiles
+    from visattn.core.images import foreign_formats as formats, profiles
 else:
-    formats, profiles = Later("visattn.core.images.formats"), Later("visattn.core.images.profiles")
+    formats, profiles = Later("visattn.core.images.foreign_formats"), Later("visattn.core.images.profiles")
 
 __all__ = ["bounded", "read_bytes", "too_large"]
 

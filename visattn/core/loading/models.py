@@ -28,11 +28,18 @@ from visattn.core.shipped import NETWORKS, network_path
 from visattn.errors import ModelError, OptionError, ResourceError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from visattn.core.loading import folders, open_clip_models, own_files, timm_models, torchvision_models, transformers_models
+    from visattn.core.loading import (
+        model_folders as folders,
+        open_clip_models,
+        own_files,
+        timm_models,
+        torchvision_models,
+        transformers_models,
+    )
 else:
     folders, open_clip_models, own_files, timm_models, torchvision_models, transformers_models = (
         Later(f"{__package__}.{name}")
-        for name in ("folders", "open_clip_models", "own_files", "timm_models", "torchvision_models", "transformers_models")
+        for name in ("model_folders", "open_clip_models", "own_files", "timm_models", "torchvision_models", "transformers_models")
     )
 
 __all__ = ["try_device"]

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from visattn._support.checks import first_line, printable
 from visattn._support.files import regular
 from visattn._support.shortages import lacks_memory
-from visattn.core.loading.formats import START, foreign, is_archive, is_pickle, is_safetensors
 from visattn.core.loading.stand_ins import standing_in
 from visattn.core.loading.translation import as_float32, shapes_of, unwrap
+from visattn.core.loading.weight_formats import START, foreign, is_archive, is_pickle, is_safetensors
 from visattn.errors import ResourceError, WeightsError
 
 __all__ = ["FACTS", "WEIGHTS", "digest", "state_digest", "unbounded_buffers"]

@@ -10,17 +10,22 @@ from visattn._support.faces import face
 
 if TYPE_CHECKING:
     from visattn.core.maps.attention_maps import AttentionMap as AttentionMap
-    from visattn.core.maps.facts import Detection as Detection, MapFacts as MapFacts
-    from visattn.core.maps.files import load_map as load_map, load_maps as load_maps, pack_maps as pack_maps, save_map as save_map
     from visattn.core.maps.heatmaps import Heatmap as Heatmap
+    from visattn.core.maps.map_facts import Detection as Detection, MapFacts as MapFacts
+    from visattn.core.maps.map_files import (
+        load_map as load_map,
+        load_maps as load_maps,
+        pack_maps as pack_maps,
+        save_map as save_map,
+    )
     from visattn.core.maps.scaling import normalize as normalize, value_range as value_range
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
             ".attention_maps": ["AttentionMap"],
-            ".facts": ["Detection", "MapFacts"],
-            ".files": ["load_map", "load_maps", "pack_maps", "save_map"],
+            ".map_facts": ["Detection", "MapFacts"],
+            ".map_files": ["load_map", "load_maps", "pack_maps", "save_map"],
             ".heatmaps": ["Heatmap"],
             ".scaling": ["normalize", "value_range"],
         },

@@ -17,7 +17,7 @@ from visattn._support.language import option
 from visattn._support.reprs import brief
 from visattn._support.types import Interpolation
 from visattn.core.geometry import Geometry
-from visattn.core.maps.facts import MapFacts
+from visattn.core.maps.map_facts import MapFacts
 from visattn.core.provenance import Provenance, sink_warning
 from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, ShapeError

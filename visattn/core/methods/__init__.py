@@ -9,7 +9,7 @@ attention; two of them need the features of a layer.
 from typing import TYPE_CHECKING
 
 from visattn._support.faces import face
-from visattn.core.methods.table import MODULES
+from visattn.core.methods.method_table import MODULES
 
 if TYPE_CHECKING:
     from visattn.core.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from visattn.core.methods.gate_maps import gates as gates
     from visattn.core.methods.glimpse_paths import glimpses as glimpses
     from visattn.core.methods.method import Method as Method
+    from visattn.core.methods.method_table import METHODS as METHODS, name_of as name_of
     from visattn.core.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
     from visattn.core.methods.scored import ScoredImages as ScoredImages
-    from visattn.core.methods.table import METHODS as METHODS, name_of as name_of
 else:
     functions = {f".{module}": [] for module in MODULES.values()}
     for name, module in MODULES.items():
@@ -59,6 +59,6 @@ else:
             ".method": ["Method"],
             ".queries": ["QUERY_SPELLINGS"],
             ".scored": ["ScoredImages"],
-            ".table": ["METHODS", "name_of"],
+            ".method_table": ["METHODS", "name_of"],
         },
     )

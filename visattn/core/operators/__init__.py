@@ -7,10 +7,10 @@ canonical order; -1 marks padding.
 """
 
 from visattn.core.operators.explicit import MatrixOperator, SumOperator
-from visattn.core.operators.gradients import Gradient, MatrixGradient, OuterGradient
 from visattn.core.operators.operator import ROWS, Operator, Tile
 from visattn.core.operators.sampled import SampledOperator
 from visattn.core.operators.softmax import SoftmaxOperator
+from visattn.core.operators.weight_gradients import Gradient, MatrixGradient, OuterGradient
 
 __all__ = [
     "ROWS",

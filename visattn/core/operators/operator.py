@@ -14,8 +14,8 @@ from torch import Tensor
 
 from visattn._support.reprs import brief
 from visattn._support.types import Implementation
-from visattn.core.operators.gradients import Gradient
 from visattn.core.operators.images import of_image
+from visattn.core.operators.weight_gradients import Gradient
 from visattn.errors import OptionError, ShapeError
 
 _SMALL = 1_000_000  # a tile may always hold this many weights, so a short sequence is one tile

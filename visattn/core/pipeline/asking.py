@@ -11,7 +11,7 @@ from torch import nn
 
 from visattn._support.faces import Later
 from visattn.core.families.wrappers import unwrapped
-from visattn.core.methods.table import MethodName
+from visattn.core.methods.method_table import MethodName
 from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import Question, ask

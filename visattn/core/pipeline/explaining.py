@@ -16,7 +16,7 @@ from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import LARGEST_BATCH
-from visattn.core.methods.table import MethodName
+from visattn.core.methods.method_table import MethodName
 from visattn.core.pipeline.asking import Asked, asked_of, model_of
 from visattn.core.pipeline.explanation import DrawOptions, Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read

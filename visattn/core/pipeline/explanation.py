@@ -18,7 +18,7 @@ from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn._support.whole_files import check_output, write_whole
-from visattn.core.drawing.options import StyleOptions
+from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
 from visattn.core.provenance import Provenance
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from visattn.core.drawing import marks, overlays, pages, pictures, sheets, style as styles
     from visattn.core.drawing.pictures import Picture
     from visattn.core.drawing.style import Style
-    from visattn.core.maps import Heatmap, files, formats, scaling
+    from visattn.core.maps import Heatmap, map_files as files, map_formats as formats, scaling
 else:
     html = Later("visattn._support.html")
     marks, overlays, pages, pictures, sheets, styles = (
         Later(f"visattn.core.drawing.{name}") for name in ("marks", "overlays", "pages", "pictures", "sheets", "style")
     )
-    files, formats, scaling = (Later(f"visattn.core.maps.{name}") for name in ("files", "formats", "scaling"))
+    files, formats, scaling = (Later(f"visattn.core.maps.{name}") for name in ("map_files", "map_formats", "scaling"))
 
 __all__ = ["Explanation"]
 

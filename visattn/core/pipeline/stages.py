@@ -12,14 +12,14 @@ from visattn._support.language import worded
 from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
 from visattn._support.typed import typed
-from visattn.core.drawing.options import PAGE, StyleOptions
 from visattn.core.drawing.pages import sheet
 from visattn.core.drawing.pictures import Picture, carrying
 from visattn.core.drawing.sheets import Panels
 from visattn.core.drawing.style import Style
+from visattn.core.drawing.style_options import PAGE, StyleOptions
 from visattn.core.families.feature_maps import stages
 from visattn.core.methods import METHODS
-from visattn.core.methods.table import MethodName
+from visattn.core.methods.method_table import MethodName
 from visattn.core.pipeline.explaining import ask_about
 from visattn.core.pipeline.explanation import DrawOptions, Explanation
 from visattn.core.pipeline.inputs import Prepared

@@ -15,8 +15,8 @@ from PIL import Image
 from visattn._support.checks import first_line, printable, shown
 from visattn._support.own_code import made
 from visattn._support.types import Split
+from visattn.data.image_dataset import common_size, looked_at
 from visattn.data.labeled.arrays import check_learnable
-from visattn.data.pictures import common_size, looked_at
 from visattn.errors import DataError, ImageError
 
 

@@ -22,7 +22,9 @@ from PIL import Image
 
 from visattn._support.checks import one_of
 from visattn._support.reprs import brief
-from visattn.data.scenes.drawing import (
+from visattn.data.scenes.generator import VERSION, Mark
+from visattn.data.scenes.outlines import AREAS, DISTRACTORS, LABELS
+from visattn.data.scenes.painting import (
     COLORS,
     TEXTURES,
     SceneObject,
@@ -35,8 +37,6 @@ from visattn.data.scenes.drawing import (
     to_bytes,
     unit_of,
 )
-from visattn.data.scenes.generator import VERSION, Mark
-from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError
 
 Cause = Literal["ground", "color", "border", "pattern", "position", "companion", "mark"]

@@ -24,7 +24,8 @@ from torch.utils.data import Dataset
 from visattn._support.checks import one_of
 from visattn._support.reprs import brief
 from visattn._support.whole_files import building_folder
-from visattn.data.scenes.drawing import (
+from visattn.data.scenes.outlines import DISTRACTORS, LABELS
+from visattn.data.scenes.painting import (
     COLORS,
     TEXTURES,
     SceneObject,
@@ -35,7 +36,6 @@ from visattn.data.scenes.drawing import (
     stamp,
     to_bytes,
 )
-from visattn.data.scenes.shapes import DISTRACTORS, LABELS
 from visattn.errors import OptionError
 
 VERSION = 1

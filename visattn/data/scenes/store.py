@@ -23,7 +23,7 @@ from visattn._support.whole_files import building_folder
 from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.scenes import VERSION, Scenes
 from visattn.data.scenes.causes import CausedScenes
-from visattn.data.scenes.datasets import CAUSE_OF, GROUND_ALONE, MARKS
+from visattn.data.scenes.scene_names import CAUSE_OF, GROUND_ALONE, MARKS
 from visattn.errors import DataError, OutputError, ResourceError
 
 COUNTS = {"train": 20_000, "test": 2_000}

@@ -20,8 +20,8 @@ from visattn.nn.attaching.attached import Attachment, Site
 from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_of
 from visattn.nn.attaching.trail import AnyLayout
 from visattn.nn.attaching.with_attention import Company, WithAttention, plug
-from visattn.nn.shapes import at_least
-from visattn.nn.table import ATTENTION
+from visattn.nn.module_table import ATTENTION
+from visattn.nn.shape_checks import at_least
 
 Attention = str | type[nn.Module] | Callable[..., nn.Module]
 Init = Literal["identity", "paper", "zero_last", "two_sigmoid"]

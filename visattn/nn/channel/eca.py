@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 
 from visattn._support.publish import publish
-from visattn.nn.shapes import at_least, check_maps, odd
+from visattn.nn.shape_checks import at_least, check_maps, odd
 
 
 class ECA(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from visattn._support.checks import one_of
 from visattn._support.publish import publish
 from visattn.errors import OptionError
-from visattn.nn.shapes import at_least, bottleneck, check_maps
+from visattn.nn.shape_checks import at_least, bottleneck, check_maps
 
 Fusion = Literal["add", "scale"]
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from visattn._support.publish import publish
 from visattn.nn.means import mean_over
-from visattn.nn.shapes import bottleneck, check_maps
+from visattn.nn.shape_checks import bottleneck, check_maps
 
 
 class SqueezeExcite(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from visattn._support.publish import publish
 from visattn.errors import OptionError
-from visattn.nn.shapes import at_least, bottleneck, check_maps, normed
+from visattn.nn.shape_checks import at_least, bottleneck, check_maps, normed
 
 
 class SelectiveKernel(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.errors import ShapeError
-from visattn.nn.feature_maps import exact, wide
-from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
+from visattn.nn.positions import exact, wide
+from visattn.nn.shape_checks import at_least, check_maps, is_traced, shape_text
 
 
 class DrawRead(nn.Module):

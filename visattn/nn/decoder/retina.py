@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from visattn._support.publish import publish
 from visattn.errors import ShapeError
-from visattn.nn.feature_maps import exact, sample, wide
-from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
+from visattn.nn.positions import exact, sample, wide
+from visattn.nn.shape_checks import at_least, check_maps, is_traced, shape_text
 
 
 class Retina(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from visattn._support.publish import publish
-from visattn.nn.shapes import at_least, bottleneck, check_maps, normed
+from visattn.nn.shape_checks import at_least, bottleneck, check_maps, normed
 
 
 class AttentionGate(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from visattn._support.checks import one_of
 from visattn._support.publish import publish
 from visattn._support.types import Variant
-from visattn.nn.shapes import at_least, bottleneck, check_maps, normed
+from visattn.nn.shape_checks import at_least, bottleneck, check_maps, normed
 
 
 class BAM(nn.Module):

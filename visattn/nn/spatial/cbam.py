@@ -11,7 +11,7 @@ from visattn._support.checks import one_of
 from visattn._support.publish import publish
 from visattn._support.types import Variant
 from visattn.nn.means import mean_over
-from visattn.nn.shapes import bottleneck, check_maps, normed, odd
+from visattn.nn.shape_checks import bottleneck, check_maps, normed, odd
 
 
 class CBAM(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.publish import publish
-from visattn.nn.shapes import bottleneck, check_maps, normed
+from visattn.nn.shape_checks import bottleneck, check_maps, normed
 
 
 class CoordinateAttention(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from visattn._support.publish import publish
 from visattn.errors import OptionError
-from visattn.nn.shapes import at_least, check_maps
+from visattn.nn.shape_checks import at_least, check_maps
 
 
 class SimAM(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.publish import publish
-from visattn.nn.shapes import at_least, check_maps, normed, odd
+from visattn.nn.shape_checks import at_least, check_maps, normed, odd
 
 
 class TripletAttention(nn.Module):

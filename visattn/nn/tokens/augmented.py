@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.feature_maps import attend, grid, tokens
-from visattn.nn.shapes import at_least, check_maps, is_traced
+from visattn.nn.positions import attend, grid, tokens
+from visattn.nn.shape_checks import at_least, check_maps, is_traced
 
 
 class AttentionAugmentedConv2d(nn.Module):

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn.nn.shapes import check_tokens
-from visattn.nn.tokens.heads import check_heads, mix, split_qkv
+from visattn.nn.shape_checks import check_tokens
+from visattn.nn.tokens.multihead import check_heads, mix, split_qkv
 
 
 class CrossCovarianceAttention(nn.Module):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn._support.types import Variant
-from visattn.nn.feature_maps import grid, tokens, wide
-from visattn.nn.shapes import at_least, check_maps, normed
+from visattn.nn.positions import grid, tokens, wide
+from visattn.nn.shape_checks import at_least, check_maps, normed
 
 
 class ExternalAttention(nn.Module):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shapes import at_least, check_tokens, is_traced
-from visattn.nn.tokens.heads import check_mask, softmax
-from visattn.nn.tokens.scores import check_value
+from visattn.nn.shape_checks import at_least, check_tokens, is_traced
+from visattn.nn.tokens.multihead import check_mask, softmax
+from visattn.nn.tokens.score_functions import check_value
 
 
 class LocalMonotonic(nn.Module):

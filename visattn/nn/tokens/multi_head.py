@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.errors import ShapeError
-from visattn.nn.shapes import check_tokens, is_traced, shape_text
-from visattn.nn.tokens.heads import check_heads, check_mask, join, mix, split, split_qkv
+from visattn.nn.shape_checks import check_tokens, is_traced, shape_text
+from visattn.nn.tokens.multihead import check_heads, check_mask, join, mix, split, split_qkv
 
 
 class MultiHeadAttention(nn.Module):

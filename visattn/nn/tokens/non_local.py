@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn.errors import OptionError
-from visattn.nn.feature_maps import attend, grid, halved, tokens
-from visattn.nn.shapes import bottleneck, check_maps, normed
+from visattn.nn.positions import attend, grid, halved, tokens
+from visattn.nn.shape_checks import bottleneck, check_maps, normed
 
 Scale = Literal["width", "channels"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn._support.types import Variant
-from visattn.nn.feature_maps import attend, grid, halved, tokens
-from visattn.nn.shapes import bottleneck, check_maps
+from visattn.nn.positions import attend, grid, halved, tokens
+from visattn.nn.shape_checks import bottleneck, check_maps
 
 
 class SelfAttention2d(nn.Module):

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.errors import OptionError
-from visattn.nn.feature_maps import attend, grid, tokens
-from visattn.nn.shapes import at_least, check_maps
+from visattn.nn.positions import attend, grid, tokens
+from visattn.nn.shape_checks import at_least, check_maps
 
 
 class StandAloneSelfAttention(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from visattn.nn.shapes import check_tokens
-from visattn.nn.tokens.heads import check_heads, join, split_qkv
+from visattn.nn.shape_checks import check_tokens
+from visattn.nn.tokens.multihead import check_heads, join, split_qkv
 
 
 class TalkingHeadsAttention(nn.Module):

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.errors import OptionError
-from visattn.nn.shapes import at_least, check_tokens
-from visattn.nn.tokens.heads import check_grid, check_heads, join, mix, split_qkv
+from visattn.nn.shape_checks import at_least, check_tokens
+from visattn.nn.tokens.multihead import check_grid, check_heads, join, mix, split_qkv
 
 
 class WindowAttention(nn.Module):

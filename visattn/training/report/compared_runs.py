@@ -13,7 +13,7 @@ from visattn.errors import OptionError
 from visattn.training.config import Config
 from visattn.training.loop import train
 from visattn.training.report.comparison import compare
-from visattn.training.report.page import machine
+from visattn.training.report.run_files import machine
 from visattn.training.tasks.beginning import going_on, run_of
 from visattn.training.tasks.classification import blueprint_of
 

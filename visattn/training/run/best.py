@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from visattn.training.run.progress import count
+from visattn.training.run.run_progress import count
 
 
 @dataclass

@@ -13,7 +13,7 @@ from visattn._support.checks import printable
 from visattn._support.language import option
 from visattn._support.notes import note
 from visattn.core import families
-from visattn.core.loading import folders, load_model
+from visattn.core.loading import load_model, model_folders as folders
 from visattn.core.loading.blueprints import Blueprint, shared_model
 from visattn.errors import OptionError, WeightsError
 from visattn.training.config import Recipe

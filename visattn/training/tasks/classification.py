@@ -20,7 +20,7 @@ from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.core.families import trained
 from visattn.core.families.trained import evaluation_transform
-from visattn.core.loading import folders
+from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.pipeline.tensors import prepare_tensor
 from visattn.data import LabeledDataset, load_labeled

@@ -9,7 +9,7 @@ import torch
 
 from visattn.core.capturing.following.cut import Cut, find_cut
 from visattn.core.capturing.following.locations import locate
-from visattn.core.capturing.following.readouts import Readouts
+from visattn.core.capturing.following.tape_readouts import Readouts
 from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.placing.places import UNWATCHED
 from visattn.core.capturing.tokens.arrangement import Arrangement, Tokens, arrange_tokens

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from visattn.core.capturing.placing import moves, pointwise, products, windows
 from visattn.core.capturing.placing.nodes import Node, tensors_in_nodes
+from visattn.core.capturing.placing.operation_table import row_of
 from visattn.core.capturing.placing.shadows import Shadows
-from visattn.core.capturing.placing.table import row_of
 from visattn.core.capturing.placing.work import Work
 from visattn.core.capturing.tokens.arrangement import Tokens, arrange_tokens
 from visattn.core.capturing.tokens.codes import same_along

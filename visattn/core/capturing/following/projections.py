@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.following.moves import MOVES, NOTHING, moved_by
+from visattn.core.capturing.following.tape_moves import MOVES, NOTHING, moved_by
 from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.trace.operations import words
 from visattn.core.capturing.trace.tape import Attention, Entry, Ref, Tape

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.following.moves import MOVES, moved_by
+from visattn.core.capturing.following.tape_moves import MOVES, moved_by
 from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.tokens.arrangement import Arrangement, SampledArrangement, Samples, arrange
 from visattn.core.capturing.tokens.codes import same_along

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from visattn.core.capturing.placing.nodes import Facts, Node, tensors_in_nodes
+from visattn.core.capturing.placing.operation_table import SOFTMAXES, row_of
 from visattn.core.capturing.placing.places import Places
 from visattn.core.capturing.placing.pointwise import combined
 from visattn.core.capturing.placing.products import FACTORS
 from visattn.core.capturing.placing.reductions import reduced
 from visattn.core.capturing.placing.shadows import Shadows
 from visattn.core.capturing.placing.steps import Step
-from visattn.core.capturing.placing.table import SOFTMAXES, row_of
 from visattn.core.capturing.tokens.codes import equal, same_along
 
 SCORES = "multiplies scores by values"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.following.inputs import Images
+from visattn.core.capturing.following.received import Images
 from visattn.core.capturing.following.sums import SCORES, Sums
 from visattn.core.capturing.placing.follow import Follower
 from visattn.core.capturing.placing.nodes import Node

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.following.moves import MOVES, moved_by
+from visattn.core.capturing.following.tape_moves import MOVES, moved_by
 from visattn.core.capturing.tokens.equations import Equation
 from visattn.core.capturing.trace.tape import Attention, Entry, Ref, Tape
 

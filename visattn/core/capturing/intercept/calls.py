@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.intercept.softmax import Product
+from visattn.core.capturing.intercept.written_out import Product
 from visattn.core.capturing.tokens.arrangement import Arrangement, SampledArrangement
 from visattn.core.operators import (
     Gradient,

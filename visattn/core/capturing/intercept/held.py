@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from visattn.core.capturing.intercept.softmax import BETWEEN, PRODUCT, tensors_of
+from visattn.core.capturing.intercept.written_out import BETWEEN, PRODUCT, tensors_of
 from visattn.core.capturing.trace.operations import JOIN, words
 from visattn.core.capturing.trace.tape import Entry, Tape
 from visattn.core.capturing.trace.tracer import Tracer

@@ -22,9 +22,9 @@ from visattn._support.faces import Later
 from visattn.core.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
 from visattn.core.capturing.intercept.dropped import restored
 from visattn.core.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
-from visattn.core.capturing.intercept.owners import Owners
-from visattn.core.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
-from visattn.core.capturing.placing.apart import apart, are_around, function_modes, strange
+from visattn.core.capturing.intercept.running_module import Owners
+from visattn.core.capturing.intercept.written_out import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
+from visattn.core.capturing.placing.modes_around import apart, are_around, function_modes, strange
 from visattn.core.capturing.placing.steps import is_plain
 from visattn.core.capturing.trace.noting import plainly
 from visattn.core.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, operation_of, overwrites

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from visattn.core.capturing.placing import moves, writes
 from visattn.core.capturing.placing.nodes import Facts, Node, tensors_in_nodes
 from visattn.core.capturing.placing.numbers import Numbers, holds_number
+from visattn.core.capturing.placing.operation_table import SOFTMAXES, Row, row_of
 from visattn.core.capturing.placing.places import Behind, Kind, Places, Positions, later, whole
 from visattn.core.capturing.placing.products import is_sum
 from visattn.core.capturing.placing.shadows import Shadows
 from visattn.core.capturing.placing.steps import Step
-from visattn.core.capturing.placing.table import SOFTMAXES, Row, row_of
 from visattn.core.capturing.placing.work import Unproven, Work
 from visattn.core.capturing.tokens.planes import Planes, compact
 from visattn.core.capturing.tokens.points import Drift, widest

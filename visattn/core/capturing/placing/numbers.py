@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from visattn.core.capturing.placing import creation, moves, pointwise, writes
+from visattn.core.capturing.placing import constants as creation, moves, pointwise, writes
 from visattn.core.capturing.placing.nodes import Node, tensors_in_nodes
+from visattn.core.capturing.placing.operation_table import Row
 from visattn.core.capturing.placing.shadows import Shadows
 from visattn.core.capturing.placing.steps import signature_of, tensors
-from visattn.core.capturing.placing.table import Row
 from visattn.core.capturing.placing.work import Work
 
 _FILLING = frozenset({"fill"})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visattn.core.capturing.placing.kernels import kernel_of
 from visattn.core.capturing.placing.nodes import shape_of
-from visattn.core.capturing.trace.arguments import is_transformed, results_of, tensors_in
+from visattn.core.capturing.trace.call_tensors import is_transformed, results_of, tensors_in
 from visattn.core.capturing.trace.choices import Choices
 from visattn.core.capturing.trace.living import Living
 from visattn.core.capturing.trace.members import Members

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from visattn.core.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kind_of
 from visattn.core.capturing.tokens.points import POINTS, Points
-from visattn.core.capturing.trace.arguments import tensors_in
+from visattn.core.capturing.trace.call_tensors import tensors_in
 from visattn.core.capturing.trace.operations import CHOOSE, READ
 from visattn.core.capturing.trace.tape import Entry, Tape
 

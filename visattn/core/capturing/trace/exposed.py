@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from visattn.core.capturing.placing.nodes import storage_of
-from visattn.core.capturing.trace.arguments import memory_of
+from visattn.core.capturing.trace.call_tensors import memory_of
 
 _OWN = 2  # owners of a storage that one tensor uses: the tensor, and the storage as Python sees it while it is asked
 

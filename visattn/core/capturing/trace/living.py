@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visattn.core.capturing.placing.weak import Weak
-from visattn.core.capturing.trace.arguments import memory_of, tensors_in
+from visattn.core.capturing.trace.call_tensors import memory_of, tensors_in
 from visattn.core.capturing.trace.exposed import ExposedMemory
 from visattn.core.capturing.trace.operations import Operation
 from visattn.core.capturing.trace.tape import Outside

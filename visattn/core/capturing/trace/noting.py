@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from visattn.core.capturing.placing.apart import inside, is_apart
+from visattn.core.capturing.placing.modes_around import inside, is_apart
 from visattn.core.capturing.placing.nodes import Node, Nodes
+from visattn.core.capturing.placing.operation_table import contents_of
 from visattn.core.capturing.placing.steps import APART, Recorder, Step
-from visattn.core.capturing.placing.table import contents_of
-from visattn.core.capturing.trace.arguments import tensors_in
+from visattn.core.capturing.trace.call_tensors import tensors_in
 from visattn.core.capturing.trace.living import Living
 from visattn.core.capturing.trace.operations import Operation, operation_of
 from visattn.core.capturing.trace.tape import Entry, Tape

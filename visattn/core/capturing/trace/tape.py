@@ -23,7 +23,7 @@ from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.tokens.points import Points
 from visattn.core.capturing.trace.operations import Operation
-from visattn.core.capturing.trace.products import Axes
+from visattn.core.capturing.trace.product_axes import Axes
 
 _MOST_TAPES = 8  # that are kept for each model
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from visattn.core.capturing.placing.nodes import shape_of
-from visattn.core.capturing.trace.arguments import (
+from visattn.core.capturing.trace.call_tensors import (
     SWITCH,
     Untraceable,
     changes,

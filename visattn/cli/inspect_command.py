@@ -1,0 +1,130 @@
+"""Command `visattn inspect`: the attention layers of a model, and which methods apply to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from visattn._support.checks import printable
+from visattn._support.tables import to_json, to_text
+from visattn.core.command_line.late import Command
+from visattn.core.command_line.shared_options import Size, talk_options
+
+if TYPE_CHECKING:
+    from visattn.core.methods import Method
+    from visattn.core.records import Recording, TokenLayout
+
+
+@click.command("inspect", cls=Command)
+@click.argument("model")
+@click.option("--img-size", type=Size(), help="Size of the model's input in pixels: a side, or height x width as HxW.")
+@talk_options
+def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json: bool, quiet: bool, debug: bool) -> None:
+    """Show the attention layers of MODEL, and which methods apply to it.
+
+    MODEL is a name of `visattn.load_model`: of timm, tv:NAME, hf:REPOSITORY, clip:NAME, or file.py:factory. No pretrained weights are
+    needed: one forward pass with random weights is enough.
+    """
+    import torch
+
+    from visattn.core.families import input_spec
+    from visattn.core.loading import brings_weights, load_model
+    from visattn.core.methods import METHODS
+    from visattn.core.methods.gate_maps import GATES
+    from visattn.core.pipeline.captures import capture
+    from visattn.core.pipeline.inputs import Prepared
+    from visattn.core.pipeline.passes import answer_of
+    from visattn.core.pipeline.recordings import last_map
+    from visattn.core.records import split_call
+
+    net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
+    spec = input_spec(net, img_size)
+    pixels = torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
+    prepared = Prepared(pixels, (), (), spec=spec)
+    known = last_map(net, prepared)
+    with capture(
+        net, features="last" if known is None else [split_call(known)[0]], gradients=True
+    ) as recording:  # with the outputs of the kernels, for the column `error`
+        answer_of(net, pixels, prepared)
+    layers = [
+        {
+            "layer": record.layer,
+            "call": record.call,
+            "kind": record.kind,
+            "heads": record.operator.shape[1],
+            "queries": record.operator.shape[2],
+            "keys": record.operator.shape[3],
+            "query_grid": list(record.queries.grid),
+            "grid": list(record.keys.grid),
+            "holes": len(record.keys.holes),
+            "prefix": list(record.keys.prefix) if record.kind in ("self", "cross", "pool") else [],
+            "windows": 1 if record.operator.query_index is None else len(record.operator.query_index),
+            "error": record.error(),
+            "reason": record.reason,
+        }
+        for record in recording
+    ]
+    gates = [
+        {"layer": feature.layer, "gate": feature.role, "size": " x ".join(map(str, feature.value.shape[1:]))}
+        for feature in recording.features
+        if feature.role in GATES
+    ]
+    methods = [{"method": name, "applies": _applies(method, recording, spec.classifier)} for name, method in METHODS.items()]
+    facts: dict[str, Any] = {
+        "model": model,
+        "input": list(spec.size),
+        "assumed": spec.assumed(),
+        "any_size": spec.dynamic,
+        "patch": list(spec.stride),
+        "classifier": spec.classifier,
+        "readout": recording.reads,
+        "unseen": [{"layer": unseen.layer, "reason": unseen.reason} for unseen in recording.unseen],
+        "cam_layer": known,
+    }
+    if as_json:
+        click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
+        return
+    size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
+    size += " (assumed)" if "size" in spec.assumed() else ""
+    head = "classifier" if spec.classifier else "no classification head"
+    reading = recording.reading
+    how = f"read-out: {reading.query or reading.reason or 'could not be traced'}" if len(recording) else "no attention"
+    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM layer: {known or 'unknown, name it with --layer'}\n")
+    rows = [
+        {
+            "layer": record.name,
+            "kind": record.kind,
+            "heads": layer["heads"],
+            "queries": _size(record.queries),
+            "keys": _size(record.keys),
+            "windows": layer["windows"],
+            "error": f"{layer['error']:.1e}",
+            "note": record.reason,
+        }
+        for record, layer in zip(recording, layers, strict=True)
+    ]
+    for unseen in recording.unseen:
+        click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.reason)}\n")
+    for table in (rows, gates):
+        if table:
+            click.echo(to_text(table))
+    click.echo(to_text(methods).rstrip())
+
+
+def _applies(method: Method, recording: Recording, classifier: bool) -> str:
+    if reason := method.accepts(recording):
+        return reason
+    if method.targeted and not classifier:
+        return "in Python, with a function of the output as target: the model has no classification head"
+    return "yes"
+
+
+def _size(layout: TokenLayout) -> str:
+    registers = sum(name.startswith("register") for name in layout.prefix)
+    named = [name for name in layout.prefix if not name.startswith("register")]
+    parts = [*named, *([f"{registers} registers"] if registers else [])]
+    if len(parts) > 3:  # channels, or unnamed tokens
+        parts = [str(len(layout.prefix))]
+    dropped = f" without {len(layout.holes)}" if layout.holes else ""
+    return " + ".join([*parts, *([" x ".join(map(str, layout.grid)) + dropped] if layout.grid else [])])
