@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.cli.test_commands import COLORED, TINY, Run, photo, run
+from visattn._support.types import MapFormat
 
 __all__ = ["photo", "run"]
 
@@ -29,7 +31,7 @@ def test_a_saved_map_is_drawn_as_the_computed_one(name: str, run: Run, photo: Pa
 def test_another_ending_is_refused_before_a_model_is_loaded(name: str, run: Run, photo: Path, tmp_path: Path) -> None:
     code, out, err = run("overlay", photo, "--model", "no_such_model", "--save-map", name)
     assert (code, out) == (2, "")
-    endings = ".npz, .npy, .csv, .tif, .png"
+    endings = ", ".join(f".{ending}" for ending in get_args(MapFormat))
     assert err == f"visattn: error: {Path(name).name}: maps are saved as {endings}. Choose a name with one of these endings.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from visattn._support.checks import printable
 from visattn._support.files import is_folder
+from visattn._support.types import MapFormat
 from visattn._support.whole_files import check_outputs, check_png, result_names, write_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import LateCommand, method_options
@@ -50,7 +51,9 @@ _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device",
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
 @click.option(
-    "--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this file: .npz, .npy, .csv, .tif or .png."
+    "--save-map",
+    type=click.Path(path_type=Path),
+    help=f"Also save the raw map to this file: .{', .'.join(get_args(MapFormat))}.",
 )
 @output_options
 def overlay_command(

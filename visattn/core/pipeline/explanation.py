@@ -222,8 +222,7 @@ class Explanation:
         """Save the raw map on its grid, which `visattn.load_map` reads.
 
         Args:
-            path: File whose ending names the format: .npz, .npy, .csv, .tif or .png; `visattn.save_map` says what each holds. Its
-                folder is created.
+            path: File whose ending names the format; `visattn.save_map` says what each holds. Its folder is created.
             overwrite: Whether an existing file may be replaced.
 
         Returns:
