@@ -12,6 +12,7 @@ from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
 from gallery.even import even_sheet
 from gallery.film import film_picture, walk_picture
+from gallery.house import house
 from gallery.layer import layer_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.readout import readout_sheet
@@ -47,6 +48,7 @@ HEADS = {"astronaut": 4, "coffee": 1, "rocket": 5}  # heads shown in the strip, 
 def main() -> None:
     """Write every picture and print its path."""
     FOLDER.mkdir(parents=True, exist_ok=True)
+    (ASSETS / "house.svg").write_text(house())
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
     _save("quickstart", visattn.explain(model, "photo:chelsea").contact_sheet())
     rows = []

@@ -203,7 +203,7 @@ def test_a_format_of_one_grid_refuses_a_map_of_several(axes: tuple[str, ...], en
 @pytest.mark.parametrize("name", ["map.pdf", "map", "map.", "map.npz.zip", ".png", "map.jpg"])
 def test_other_endings_are_refused(name: str, tmp_path: Path) -> None:
     found = Explanation(Image.new("RGB", (64, 40)), PLACE, make_map(RANDOM))
-    with pytest.raises(OptionError, match="maps are saved as .*csv.* Choose a name with one of these"):
+    with pytest.raises(OptionError, match=r"maps are saved as .*csv.* Choose a name with one of these"):
         found.save_map(tmp_path / "new" / name)
     assert not [*tmp_path.iterdir()]
     with pytest.raises(OptionError, match="unknown ending 'pdf'"):
