@@ -50,11 +50,13 @@ def _check_once(args: Sequence[str], parameters: Sequence[click.Parameter]) -> N
     Raises:
         OptionError: If one was given several times.
     """
-    for one in parameters:
-        if isinstance(one, click.Option) and one.name in _EXPLAINED:
-            values = [arg for arg in args if arg.partition("=")[0] in one.opts]
+    for parameter in parameters:
+        if isinstance(parameter, click.Option) and parameter.name in _EXPLAINED:
+            values = [arg for arg in args if arg.partition("=")[0] in parameter.opts]
             if len(values) > 1:
-                raise OptionError(f"{one.opts[0]} was given {len(values)} times, but takes one value. Run the command for each.")
+                raise OptionError(
+                    f"{parameter.opts[0]} was given {len(values)} times, but takes one value. Run the command for each."
+                )
 
 
 def _check_name(given: str, flags: Collection[str], takes_images: bool) -> None:
@@ -106,9 +108,9 @@ class LateCommand(Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, and create the late options on the first call that needs them; see `click.Command.get_params`."""
         if self._made is None and self._wanted:
-            own = {one.name for one in self.params}  # an option of the command stands before one of its name
-            self._made = [one for one in self._late() if one.name not in own]
-            at = next((i for i, one in enumerate(self.params) if one.name == self._before), 0)
+            own = {option.name for option in self.params}  # an option of the command stands before one of its name
+            self._made = [option for option in self._late() if option.name not in own]
+            at = next((i for i, option in enumerate(self.params) if option.name == self._before), 0)
             self.params[at:at] = self._made
         return super().get_params(ctx)
 
@@ -144,15 +146,15 @@ def method_options() -> list[click.Option]:
     for name, method in METHODS.items():
         for parameter in method.parameters:
             takes.setdefault(parameter, []).append(name)
-    made = []
+    options = []
     for parameter, names in takes.items():
         functions = [METHODS[name].function for name in names]
         facts = _type([get_type_hints(function)[parameter] for function in functions])
         if facts is not None and parameter not in _BESIDE:
-            told = next((text for function in functions if (text := _told(function, parameter))), "")
+            help_text = next((text for function in functions if (text := _told(function, parameter))), "")
             of = f"{names[0].split('.')[0]}: " if len(names) == 1 or all(name.startswith("captum") for name in names) else ""
-            made.append(click.Option([f"--{parameter.replace('_', '-')}"], default=None, help=f"{of}{told}", **facts))
-    return made
+            options.append(click.Option([f"--{parameter.replace('_', '-')}"], default=None, help=f"{of}{help_text}", **facts))
+    return options
 
 
 def _type(hints: Sequence[Any]) -> dict[str, Any] | None:
@@ -180,8 +182,8 @@ def _flat(hint: Any) -> list[Any]:  # noqa: ANN401
 
 def _told(function: Callable[..., Any], parameter: str) -> str:
     """Return the first sentence of a parameter's docstring; empty if it only refers elsewhere ("See ...")."""
-    found = re.search(
+    description = re.search(
         rf"^    {parameter}: (.+?)(?=\n    \w|\n\n|\n\w|\Z)", inspect.getdoc(function) or "", re.MULTILINE | re.DOTALL
     )
-    text = " ".join(found[1].split()) if found else ""
+    text = " ".join(description[1].split()) if description else ""
     return "" if text.startswith("See ") else text.split(". ")[0].rstrip(".").replace("`", "") + "."

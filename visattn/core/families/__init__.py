@@ -84,8 +84,8 @@ def input_spec(model: nn.Module, img_size: int | Sequence[int] | None = None) ->
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
     """Return the names of the classes, or None if they are unknown."""
-    known: tuple[str, ...] | None = _family_of(model).labels(unwrapped(model))
-    return known
+    names: tuple[str, ...] | None = _family_of(model).labels(unwrapped(model))
+    return names
 
 
 def task(model: nn.Module) -> Task | None:
@@ -97,14 +97,14 @@ def task(model: nn.Module) -> Task | None:
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return a function from the output of any block to the output of the model, or None if it is unknown."""
-    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(unwrapped(model))
-    return known
+    function: Callable[[Tensor], Tensor] | None = _family_of(model).head(unwrapped(model))
+    return function
 
 
 def cam_layer(model: nn.Module) -> str | None:
     """Return the name of the module whose tokens or feature map Grad-CAM reads, or None if it is unknown."""
-    known: str | None = _family_of(model).cam_layer(unwrapped(model))
-    return known
+    name: str | None = _family_of(model).cam_layer(unwrapped(model))
+    return name
 
 
 def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> ModelDescription:
@@ -122,8 +122,8 @@ def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
     for kind, registered in reversed(_registered.items()):
         if isinstance(model, kind):
             return replace(registered(model, provenance), stated=True)
-    found: ModelDescription = _family_of(model).describe(model, provenance)
-    return found
+    description: ModelDescription = _family_of(model).describe(model, provenance)
+    return description
 
 
 def provenance_of(model: nn.Module) -> Provenance:

@@ -83,16 +83,16 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
             )
         tokens = TokenLayout("tokens", names, (rows, columns), Box(0, 0, height, width))
         pooled = [TokenLayout("patches", (), tokens.grid, tokens.box)] if queries != keys else []  # without the prefix
-        found = next((known for known in (tokens, *pooled) if keys == len(known)), None)
-        if found is None:
+        layout = next((candidate for candidate in (tokens, *pooled) if keys == len(candidate)), None)
+        if layout is None:
             raise LayoutError(
                 f"{type(owner).__name__} attends to {keys} tokens, but prefix and grid give {len(names)} + {rows} x {columns}. "
                 "Pass the grid= and prefix= of this layer, leave it out with layers=, or leave grid out to trace the tokens."
             )
         if queries == keys:
-            return "self", found, found
+            return "self", layout, layout
         learned = names if queries == len(names) else tuple(f"query{i}" for i in range(queries))
-        return "pool", TokenLayout("pool", learned, (), tokens.box), found
+        return "pool", TokenLayout("pool", learned, (), tokens.box), layout
 
     return ModelDescription({}, "cls" if "cls" in names else "mean", provenance, place=place)
 

@@ -67,14 +67,14 @@ def _blank(inner: nn.Module) -> tuple[torch.Tensor, str]:
 @contextmanager
 def _told(inner: nn.Module, calls: list[_Call], outside: _Outside) -> Iterator[None]:
     """Note each forward of a module with its arguments and output, while the block runs."""
-    own, known = vars(inner).get("forward"), inner.forward
+    own, forward_of_inner = vars(inner).get("forward"), inner.forward
 
     def forward(*args: Any, **given: Any) -> Any:  # noqa: ANN401
         before = outside.count
         with outside.left():
-            made = known(*args, **given)
-        calls.append(_Call(args, given, made, before))
-        return made
+            output = forward_of_inner(*args, **given)
+        calls.append(_Call(args, given, output, before))
+        return output
 
     vars(inner)["forward"] = forward
     try:

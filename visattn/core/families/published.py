@@ -42,12 +42,12 @@ _torchvision: OfWeights[Match] = OfWeights()
 
 def of_timm(model: nn.Module, config: Any) -> Match:  # noqa: ANN401 - timm's PretrainedCfg, or a mapping
     """Compare a timm model with the cached file of its configuration."""
-    told = config if isinstance(config, Mapping) else vars(config)
-    files = tuple(file for file in _cached_by_timm(told) if is_file(file))
+    settings = config if isinstance(config, Mapping) else vars(config)
+    files = tuple(file for file in _cached_by_timm(settings) if is_file(file))
 
     def compared() -> Match:
-        head = told.get("classifier") or ()
-        return next((found for file in files if (found := _match(model, file, head, config)).body), Match())
+        head = settings.get("classifier") or ()
+        return next((match for file in files if (match := _match(model, file, head, config)).body), Match())
 
     return _timm.of(model, files, compared) if files else Match()
 
@@ -59,8 +59,8 @@ def of_torchvision(model: nn.Module, head: str) -> Match:
 
     def compared() -> Match:
         every = _entries()
-        known = [(every[file.name], file) for file in files if file.name in every]
-        return next((found for entry, file in known if (found := _match(model, file, head, entry)).body), Match())
+        candidates = [(every[file.name], file) for file in files if file.name in every]
+        return next((match for entry, file in candidates if (match := _match(model, file, head, entry)).body), Match())
 
     return _torchvision.of(model, files, compared) if files else Match()
 
@@ -75,9 +75,9 @@ def _entries() -> dict[str, Any]:
 def _cached_by_timm(told: Mapping[str, Any]) -> Iterator[Path]:
     if told.get("hf_hub_id"):
         for name in (told.get("hf_hub_filename"), "model.safetensors", "pytorch_model.bin"):
-            found = try_to_load_from_cache(told["hf_hub_id"], name) if name else None
-            if isinstance(found, str):
-                yield Path(found)
+            cached = try_to_load_from_cache(told["hf_hub_id"], name) if name else None
+            if isinstance(cached, str):
+                yield Path(cached)
     if told.get("url"):
         yield _cached(told["url"])
 

@@ -77,15 +77,15 @@ class _WithoutRepeats(TorchDispatchMode):
         self._of_image = {id(pixels): pixels}  # the tensors are kept, so that no other gets their ids
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         of_image = [value for value in given if id(value) in self._of_image]
         if of_image:
-            results = [value for value in tree_leaves(made) if isinstance(value, Tensor)]
+            results = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
             self._of_image |= {id(value): value for value in results}
             if torch.Tag.pointwise in func.tags and len(of_image) < len(given) and _is_repeated(of_image, results[0]):
                 raise ValueError
-        return made
+        return result
 
 
 def _is_repeated(operands: list[Tensor], result: Tensor) -> bool:

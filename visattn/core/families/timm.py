@@ -69,8 +69,8 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     stem: Any = getattr(model, "patch_embed", None)
     fixed = getattr(stem, "img_size", None)
     stride: Any = tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1)
-    known: Any = getattr(model, "pretrained_cfg", None) or {}
-    convolutional = stem is None and known.get("fixed_input_size") is False
+    pretrained: Any = getattr(model, "pretrained_cfg", None) or {}
+    convolutional = stem is None and pretrained.get("fixed_input_size") is False
     dynamic = bool(getattr(model, "dynamic_img_size", False)) or convolutional
     size = tuple(fixed) if fixed is not None else tuple(config["input_size"][1:])
     if asked is not None and dynamic:
@@ -86,8 +86,8 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     if facts is not None and facts.input is not None:
         published, why = not facts.changed, CHANGED
     else:
-        published, why = of_timm(model, known).body, why_unknown(facts)
-    own = known if published else {}
+        published, why = of_timm(model, pretrained).body, why_unknown(facts)
+    own = pretrained if published else {}
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     if channels not in (1, 3) and _rearranges(model, size):
         channels = 3

@@ -27,8 +27,8 @@ _PRESET = "crop_size", "resize_size", "mean", "std", "antialias"
 
 def remember(model: nn.Module, preset: Any, classes: Sequence[str] | None = None) -> None:  # noqa: ANN401 - an ImageClassification
     """Store the preprocessing that a model was built for, and the classes of published weights; None: the weights are others."""
-    told = {"family": "torchvision", "published": classes is not None, "interpolation": preset.interpolation.value}
-    state(model, input=told | {name: getattr(preset, name) for name in _PRESET}, classes=classes)
+    facts = {"family": "torchvision", "published": classes is not None, "interpolation": preset.interpolation.value}
+    state(model, input=facts | {name: getattr(preset, name) for name in _PRESET}, classes=classes)
 
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
@@ -47,12 +47,12 @@ def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
 
 def _stages(model: nn.Module) -> dict[str, nn.Module]:
     """Return the stages of a Swin transformer, each with all of its blocks, and the norm after them."""
-    found = {
+    stages = {
         name: part
         for name, part in model.named_modules()
         if isinstance(part, nn.Sequential) and any(isinstance(child, SwinTransformerBlock) for child in part)
     }
-    return {**found, "norm": model.get_submodule("norm")} if found else {}
+    return {**stages, "norm": model.get_submodule("norm")} if stages else {}
 
 
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
@@ -89,7 +89,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
         channels=channels,
         transform=(
             transforms.Resize(
-                [round(one * scale) for one in preset.resize_size], preset.interpolation, antialias=preset.antialias
+                [round(shorter * scale) for shorter in preset.resize_size], preset.interpolation, antialias=preset.antialias
             ),
             transforms.CenterCrop(list(size)),
             transforms.ToTensor(),
@@ -127,8 +127,8 @@ def head_of(model: nn.Module) -> tuple[str, int]:
         part = getattr(model, name, None)
         layers = [] if part is None else [item for item in part.named_modules(prefix=name) if _classifies(item[1])]
         if layers:
-            found, layer = layers[-1]
-            return found, int(layer.weight.shape[0])
+            layer_name, layer = layers[-1]
+            return layer_name, int(layer.weight.shape[0])
     return "fc", 0
 
 

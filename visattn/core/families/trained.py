@@ -67,8 +67,8 @@ class _Input(NamedTuple):
 
 def remember(model: nn.Module, blueprint: NetworkFacts, *, in_training: bool = False) -> nn.Module:
     """Store the blueprint of a model for `prepare` and `labels`; in training it holds for what the weights become too."""
-    told = {"family": "trained", **{name: getattr(blueprint, name) for name in _Input._fields}}
-    return state(model, input=told, classes=blueprint.classes, in_training=in_training)
+    facts = {"family": "trained", **{name: getattr(blueprint, name) for name in _Input._fields}}
+    return state(model, input=facts, classes=blueprint.classes, in_training=in_training)
 
 
 def _stored(model: nn.Module) -> tuple[_Input, bool]:
@@ -124,18 +124,18 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe the model with the adapter of its own library."""
-    found: ModelDescription = library(model).describe(model, provenance)
-    return found
+    description: ModelDescription = library(model).describe(model, provenance)
+    return description
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return the head according to the adapter of the model's own library."""
-    known: Callable[[Tensor], Tensor] | None = library(model).head(model)
-    return known
+    function: Callable[[Tensor], Tensor] | None = library(model).head(model)
+    return function
 
 
 def cam_layer(model: nn.Module) -> str | None:
     """Return the layer chosen by the adapter of the model's own library, else the last feature map before pooling."""
     blueprint, _ = _stored(model)
-    known: str | None = library(model).cam_layer(model)
-    return known or last_feature_map(model, blueprint.channels, blueprint.size)
+    name: str | None = library(model).cam_layer(model)
+    return name or last_feature_map(model, blueprint.channels, blueprint.size)

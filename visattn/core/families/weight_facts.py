@@ -53,15 +53,15 @@ def state(
         classes: Names of the classes.
         in_training: Whether the facts hold for what the weights become too, as in a training that decides them.
     """
-    told = dict(vars(model).get(_PLACE, {}))
+    stated = dict(vars(model).get(_PLACE, {}))
     if provenance is not None:
-        told["provenance"] = {key: value for key, value in provenance.to_dict().items() if key in _OF_WEIGHTS}
+        stated["provenance"] = {key: value for key, value in provenance.to_dict().items() if key in _OF_WEIGHTS}
     if input is not None:
-        told["input"] = dict(input)
+        stated["input"] = dict(input)
     if classes is not None:
-        told["classes"] = list(classes)
-    told["sample"] = None if in_training else sampled_weights(model)
-    vars(model)[_PLACE] = told
+        stated["classes"] = list(classes)
+    stated["sample"] = None if in_training else sampled_weights(model)
+    vars(model)[_PLACE] = stated
     return model
 
 
@@ -70,16 +70,16 @@ _OF_WEIGHTS = "model", "weights", "weights_sha256", "random", "notes", "warnings
 
 def facts_of(model: nn.Module) -> Facts | None:
     """Return the facts that were stated about a model's weights, or about those it was copied from; None if there are none."""
-    told = vars(model).get(_PLACE)
-    if not isinstance(told, dict):
+    stated = vars(model).get(_PLACE)
+    if not isinstance(stated, dict):
         return None
-    provenance = told.get("provenance")
-    known = None if provenance is None else Provenance.from_dict(dict(provenance))
-    changed = told.get("sample") is not None and not _alike(told["sample"], sampled_weights(model))
-    if known is not None and changed:
-        known = replace(known, weights=f"{known.weights}, changed since", weights_sha256=None, random=False, warnings=())
-    classes = told.get("classes")
-    return Facts(known, told.get("input"), None if classes is None else tuple(classes), changed)
+    provenance = stated.get("provenance")
+    origin = None if provenance is None else Provenance.from_dict(dict(provenance))
+    changed = stated.get("sample") is not None and not _alike(stated["sample"], sampled_weights(model))
+    if origin is not None and changed:
+        origin = replace(origin, weights=f"{origin.weights}, changed since", weights_sha256=None, random=False, warnings=())
+    classes = stated.get("classes")
+    return Facts(origin, stated.get("input"), None if classes is None else tuple(classes), changed)
 
 
 def why_unknown(facts: Facts | None) -> str:
@@ -90,8 +90,8 @@ def why_unknown(facts: Facts | None) -> str:
 
 def family_of(model: nn.Module) -> str:
     """Return which family stored the preprocessing of a model's weights; empty if none did."""
-    told = vars(model).get(_PLACE)
-    stored = told.get("input") if isinstance(told, dict) else None
+    stated = vars(model).get(_PLACE)
+    stored = stated.get("input") if isinstance(stated, dict) else None
     return str(stored["family"]) if stored else ""
 
 
@@ -102,6 +102,6 @@ def _alike(stated: Mapping[str, Sequence[float]], present: Mapping[str, Sequence
     before, now = ([value for values in sample.values() for value in values] for sample in (stated, present))
     if len(before) != len(now):
         return False
-    one, other = (torch.tensor(values, dtype=torch.float64) for values in (before, now))
-    kinds = one.dtype, torch.float32, torch.float16, torch.bfloat16
-    return any(torch.allclose(one.to(kind), other.to(kind), rtol=0, atol=0, equal_nan=True) for kind in kinds)
+    first, other = (torch.tensor(values, dtype=torch.float64) for values in (before, now))
+    kinds = first.dtype, torch.float32, torch.float16, torch.bfloat16
+    return any(torch.allclose(first.to(kind), other.to(kind), rtol=0, atol=0, equal_nan=True) for kind in kinds)

@@ -96,12 +96,12 @@ def token_of(query: str, layout: TokenLayout) -> int:
             "a pixel query needs the photo's geometry: use explain or the command line, or geometry.patch_at(y, x)."
         )
     tokens = [f"{base}{argument}" for base in _SETS[name]] if name in _SETS else [f"register{argument}", query]
-    found = next((token for token in tokens if token in layout.prefix), None)
-    if found is not None and (name in (*_SETS, "register") or found == query):
-        return layout.prefix.index(found)
-    known = ", ".join(layout.prefix) or "none"
+    named_token = next((token for token in tokens if token in layout.prefix), None)
+    if named_token is not None and (name in (*_SETS, "register") or named_token == query):
+        return layout.prefix.index(named_token)
+    prefix_names = ", ".join(layout.prefix) or "none"
     if query in ("cls", "distillation") or name == "register":
-        raise OptionError(f"the model has no token '{query}'; its prefix tokens: {known}. Use mean or patch:ROW,COL.")
+        raise OptionError(f"the model has no token '{query}'; its prefix tokens: {prefix_names}. Use mean or patch:ROW,COL.")
     meant = other_words.value_meant("query", query, ("auto", "read", "cls", "mean", "all", "distillation"))
     hint = "" if meant is None else f"did you mean '{meant}'? "
     raise OptionError(f"unknown query '{query}'; {hint}known: {QUERY_SPELLINGS}.")
@@ -110,8 +110,8 @@ def token_of(query: str, layout: TokenLayout) -> int:
 def members_asked(query: Query, layout: TokenLayout) -> bool | None:
     """Check whether all members of sets that a query names are among the tokens of a layout; None if it names none."""
     names = [name.partition(":") for name in query.split("+")] if isinstance(query, str) else []
-    asked = [[f"{base}{argument}" for base in _SETS[name]] for name, _, argument in names if name in _SETS]
-    return all(set(tokens) & set(layout.prefix) for tokens in asked) if asked else None
+    candidates = [[f"{base}{argument}" for base in _SETS[name]] for name, _, argument in names if name in _SETS]
+    return all(set(tokens) & set(layout.prefix) for tokens in candidates) if candidates else None
 
 
 def _automatic(layout: TokenLayout, reading: Readout) -> str:

@@ -118,20 +118,19 @@ def answer(
         result = replace(result, facts=replace(result.facts, sinks=sinks.find_sinks(recording)))
     source = image_facts(photo)
     provenance = result.provenance.but(image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes)
-    found = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)
-    if found.layout.holes:
-        dropped = (
-            f"{len(found.layout.holes)} of {math.prod(found.layout.grid)} patches are hatched: the model dropped their tokens"
-        )
-        found = replace(found, provenance=found.provenance.but(notes=(dropped,)))
+    attention_map = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)
+    if holes := attention_map.layout.holes:
+        of = math.prod(attention_map.layout.grid)
+        dropped = f"{len(holes)} of {of} patches are hatched: the model dropped their tokens"
+        attention_map = replace(attention_map, provenance=attention_map.provenance.but(notes=(dropped,)))
     if geometry.share < _MUCH:
         fit = option("resize", "fit")
         unseen = f"the model received {geometry.share:.0%} of the photo; {fit} shows it all of it"
-        found = replace(found, provenance=found.provenance.but(warnings=(unseen,)))
-    if chosen.targeted and not bool(found.values.nan_to_num().any()):
+        attention_map = replace(attention_map, provenance=attention_map.provenance.but(warnings=(unseen,)))
+    if chosen.targeted and not bool(attention_map.values.nan_to_num().any()):
         empty = "the map is zero everywhere: no positive evidence for the target, so the image is left unchanged"
-        found = replace(found, provenance=found.provenance.but(warnings=(empty,)))
-    return Explanation(photo, geometry, found)
+        attention_map = replace(attention_map, provenance=attention_map.provenance.but(warnings=(empty,)))
+    return Explanation(photo, geometry, attention_map)
 
 
 def completed(explanation: Explanation, passed: Pass, prepared: Prepared, target: Target, image: int = 0) -> Explanation:

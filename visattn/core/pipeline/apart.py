@@ -34,8 +34,12 @@ def apart(model: nn.Module, pixels: Tensor, output: Any, alone: Callable[[], Any
 
     def compared() -> bool:
         every = zip(_tensors(output), _tensors(alone()), strict=False)
-        pairs = [(one.detach()[-1], other.detach()[0]) for one, other in every if len(one) == len(pixels) and len(other) == 1]
-        return bool(pairs) and all(_alike(one, other) for one, other in pairs)
+        pairs = [
+            (together.detach()[-1], other.detach()[0])
+            for together, other in every
+            if len(together) == len(pixels) and len(other) == 1
+        ]
+        return bool(pairs) and all(_alike(together, other) for together, other in pairs)
 
     return _TRIED.of(model, _about(pixels), compared)
 

@@ -33,7 +33,11 @@ def query_of(query: Any) -> Any:  # noqa: ANN401
     """
     if isinstance(query, np.ndarray) and query.dtype.kind in "fiub" and query.shape != (2,):
         return torch.from_numpy(query.astype(np.float64))
-    if isinstance(query, (tuple, list, np.ndarray)) and len(query) == 2 and all(isinstance(one, Real) for one in query):
+    if (
+        isinstance(query, (tuple, list, np.ndarray))
+        and len(query) == 2
+        and all(isinstance(coordinate, Real) for coordinate in query)
+    ):
         return f"pixel:{query[0]:g},{query[1]:g}"
     if isinstance(query, (tuple, list, Real)) or query is None:
         spelled = "a pixel (x, y), patch:ROW,COL, cls, mean, or a tensor with one weight per token"
@@ -93,8 +97,8 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
     if dotted is None and re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)+\s*", layer):
         raise OptionError(f"layer must be one layer, got {printable(layer)}. Explain one at a time.")
     if dotted is None:
-        known = [name for name in parts if name]
-        near = ", ".join(suggest(layer, known)) or f"none; its parts are {', '.join(name for name, _ in model.named_children())}"
+        names = [name for name in parts if name]
+        near = ", ".join(suggest(layer, names)) or f"none; its parts are {', '.join(name for name, _ in model.named_children())}"
         raise OptionError(f"{type(model).__name__} has no layer {printable(layer)}. Close matches: {near}.")
     note(f"layer {layer} is understood as {dotted}")
     return dotted
@@ -102,7 +106,7 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
 
 def _dotted(text: str, model: nn.Module) -> str | None:
     """Return the dotted name for Python code such as `model.layer4[-1].conv2`, or None if the model has no such module."""
-    found: list[str] = []
+    path: list[str] = []
     module: Any = model
     for part in re.findall(r"\w+|\[-?\d+\]", text.removeprefix("model.").removeprefix("self.")):
         index = whole_number(part.strip("[]"))
@@ -112,8 +116,8 @@ def _dotted(text: str, model: nn.Module) -> str | None:
         module = dict(module.named_children()).get(name)
         if module is None:
             return None
-        found.append(name)
-    return ".".join(found)
+        path.append(name)
+    return ".".join(path)
 
 
 def _of_wrapper(layer: str, parts: Mapping[str, nn.Module], model: nn.Module) -> str | None:

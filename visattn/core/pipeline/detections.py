@@ -57,13 +57,13 @@ def completed(
     image: int,
 ) -> Explanation:
     """Add the box of the object query to its map, if the model outputs one."""
-    made, geometry = explanation.map, explanation.geometry
-    found, detections = _QUERY.fullmatch(made.facts.query), Detections.of(output, inputs)
-    if found is None or detections is None or int(found[1]) >= detections.boxes.shape[1]:
+    object_map, geometry = explanation.map, explanation.geometry
+    query, detections = _QUERY.fullmatch(object_map.facts.query), Detections.of(output, inputs)
+    if query is None or detections is None or int(query[1]) >= detections.boxes.shape[1]:
         return explanation
-    one = detections.of_query(int(found[1]), labels, geometry.input, image)
-    place = geometry.box_to_photo(one.box)
+    detection = detections.of_query(int(query[1]), labels, geometry.input, image)
+    place = geometry.box_to_photo(detection.box)
     where = f"x {place.left:.0f} to {place.right:.0f}, y {place.top:.0f} to {place.bottom:.0f}"
-    note = f"box {found[1]} of the model's output: {one.label}, {where}"
-    facts = replace(made.facts, detections=(one,))
-    return replace(explanation, map=replace(made, facts=facts, provenance=made.provenance.but(notes=(note,))))
+    note = f"box {query[1]} of the model's output: {detection.label}, {where}"
+    facts = replace(object_map.facts, detections=(detection,))
+    return replace(explanation, map=replace(object_map, facts=facts, provenance=object_map.provenance.but(notes=(note,))))

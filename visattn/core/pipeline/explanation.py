@@ -75,9 +75,9 @@ class Explanation:
 
     def _shown(self) -> list[str]:
         """Return class, layer, head and query of the map, as far as they apply."""
-        facts, made = self.map.facts, self.provenance
-        classes = [one["name"] or f"class {one['class']}" for one in made.scores]
-        head = made.parameters.get("head", "all") if "head" not in self.map.axes else "all"
+        facts, provenance = self.map.facts, self.provenance
+        classes = [score["name"] or f"class {score['class']}" for score in provenance.scores]
+        head = provenance.parameters.get("head", "all") if "head" not in self.map.axes else "all"
         named = {
             "for": ", ".join(map(str, classes)),
             "layer": facts.layer,
@@ -94,10 +94,10 @@ class Explanation:
     @property
     def panel(self) -> AttentionMap:
         """Map reduced to one panel: the mean over heads and layers. Components of a PCA are kept."""
-        one = self.map
-        for name in one.axes:
-            one = one if name == "component" else one.mean(name)
-        return one
+        reduced = self.map
+        for name in reduced.axes:
+            reduced = reduced if name == "component" else reduced.mean(name)
+        return reduced
 
     def at(self, **index: int) -> Explanation:
         """Return the explanation of one head, layer or component; see `AttentionMap.at`."""
@@ -149,17 +149,17 @@ class Explanation:
         draw = partial(self._drawn, heat=heat, mass=mass)
         colored = overlays.layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
         picture: Image.Image = colored
-        made = colored.provenance
+        provenance = colored.provenance
         bar = None
-        if legend and "uncolored" not in made.drawing:
+        if legend and "uncolored" not in provenance.drawing:
             scale = scaling.resolved(chosen.normalize, heat.grid, heat.signed)
             ends = tuple(f"{end:.3g}" for end in scaling.value_range(heat.grid, scale, heat.signed, holes=True))
             bar = pages.Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
             picture = pages.captioned(picture, self._caption(chosen.rings) if caption else (), bar)
-        asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
-        made = made.but(drawing=made.drawing | asked)
-        return pictures.carrying(picture, made), made
+        settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
+        provenance = provenance.but(drawing=provenance.drawing | settings)
+        return pictures.carrying(picture, provenance), provenance
 
     def _drawn(
         self, background: Image.Image, /, *, heat: Heatmap, mass: float | None, style: Style, quiet: bool = False
@@ -173,8 +173,8 @@ class Explanation:
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = marks.draw_glimpses(picture, on_photo, heat.seen)
-        for found in self.map.facts.detections:
-            picture = marks.draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
+        for detection in self.map.facts.detections:
+            picture = marks.draw_box(picture, self.geometry.box_to_photo(detection.box), detection.label, heat.seen)
         return pictures.carrying(picture, colored.provenance)
 
     def _caption(self, rings: bool = True) -> list[str]:

@@ -108,8 +108,8 @@ class Prepared:
 
     def noted(self, provenance: Provenance) -> Provenance:
         """Return a provenance with the preprocessing, if it is known here, its notes and its warnings added."""
-        known = {"preprocessing": dict(self.preprocessing)} if self.preprocessing else {}
-        return provenance.but(**known, notes=self.notes, warnings=self.warnings)
+        facts = {"preprocessing": dict(self.preprocessing)} if self.preprocessing else {}
+        return provenance.but(**facts, notes=self.notes, warnings=self.warnings)
 
     def _only(self) -> int:
         if len(self.photos) != 1:
@@ -226,20 +226,20 @@ def _by_function(
     """
     if any(not isinstance(picture, Image.Image) for picture in pictures):
         raise OptionError(f"transform takes RGB photos, but the model has {spec.channels} channels. Pass mean and std instead.")
-    made = [users_transforms.transformed(picture, transform) for picture in pictures if isinstance(picture, Image.Image)]
-    shapes = {tuple(one.pixels.shape) for one in made}
+    seen = [users_transforms.transformed(picture, transform) for picture in pictures if isinstance(picture, Image.Image)]
+    shapes = {tuple(picture_seen.pixels.shape) for picture_seen in seen}
     if len(shapes) > 1:
         raise OptionError(f"transform must give all photos of a batch one size, got {sorted(shapes)}. Pass them one by one.")
-    pixels = torch.stack([one.pixels for one in made])
-    found = replace(
+    pixels = torch.stack([picture_seen.pixels for picture_seen in seen])
+    stated = replace(
         spec,
         size=(pixels.shape[2], pixels.shape[3]),
-        mean=made[0].mean,
-        std=made[0].std,
+        mean=seen[0].mean,
+        std=seen[0].std,
         channels=pixels.shape[1],
         sources=dict.fromkeys(STATED, source),
     )
-    return pixels, tuple(one.geometry for one in made), found
+    return pixels, tuple(picture_seen.geometry for picture_seen in seen), stated
 
 
 _Seen = tuple[Image.Image, Geometry]

@@ -92,16 +92,16 @@ def _numbers(which: str) -> tuple[float, float]:
 
 def _dense(output: Any) -> Tensor:  # noqa: ANN401
     """Return a dense output as `(B, classes, h, w)`."""
-    found = tensor_of(output, *_DENSE)
-    if found is not None and found.ndim == 3:
-        found = found[:, None]
-    if found is None or found.ndim != 4:
-        shape = tuple(found.shape) if found is not None else type(output).__name__
+    dense = tensor_of(output, *_DENSE)
+    if dense is not None and dense.ndim == 3:
+        dense = dense[:, None]
+    if dense is None or dense.ndim != 4:
+        shape = tuple(dense.shape) if dense is not None else type(output).__name__
         raise OptionError(
             f"this target needs a dense output (B, classes, h, w), the model returned {shape}. "
             + worded("Pass a function of it.", "Choose another target.")
         )
-    return found
+    return dense
 
 
 def _channel(index: int, target: Target) -> tuple[str, str]:
@@ -141,13 +141,13 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
     if not bool(here.any()):
         others = [] if apart else [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
-        known = "Predicted" if word == "logit" else "Largest somewhere"
-        more = f" {known} are {', '.join(others[:8])}." if others else " Choose another mask."
+        rank = "Predicted" if word == "logit" else "Largest somewhere"
+        more = f" {rank} are {', '.join(others[:8])}." if others else " Choose another mask."
         raise OptionError(f"no pixel belongs to {name}, so it has no score.{more}")
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
-        found = _masks(output)[0][:, index]
-        return found[:, here].mean(1)
+        mask_scores = _masks(output)[0][:, index]
+        return mask_scores[:, here].mean(1)
 
     share = float(here.float().mean())
     return Score(
@@ -169,9 +169,9 @@ def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # 
     best = int(logits[0, index, : -1 if nothing else None].argmax())
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
-        found = tensor_of(output, "logits", "pred_logits")
-        assert found is not None  # noqa: S101 - it was there
-        return found[:, index, best]
+        all_logits = tensor_of(output, "logits", "pred_logits")
+        assert all_logits is not None  # noqa: S101 - it was there
+        return all_logits[:, index, best]
 
     return Score(score, f"logit of {class_name(best, labels)} in box {index} = {float(logits[0, index, best]):.3g}")
 
@@ -182,22 +182,22 @@ def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str]
     box, label = first["boxes"][index : index + 1].detach(), int(first["labels"][index])
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
-        return torch.stack([_matching(one, box, label) for one in output])
+        return torch.stack([_matching(detections, box, label) for detections in output])
 
     return Score(score, f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}")
 
 
-def _matching(found: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
-    overlap = _overlap(box, found["boxes"].detach()) * (found["labels"] == label)
+def _matching(detections: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
+    overlap = _overlap(box, detections["boxes"].detach()) * (detections["labels"] == label)
     if not len(overlap) or float(overlap.max()) < _ALIKE:
-        return found["scores"].sum() * 0
-    return found["scores"][overlap.argmax()]
+        return detections["scores"].sum() * 0
+    return detections["scores"][overlap.argmax()]
 
 
 def _overlap(box: Tensor, boxes: Tensor) -> Tensor:
     """Return the intersection over union of a box `(1, 4)` with boxes `(N, 4)` of left, top, right, bottom."""
     sides = (torch.minimum(box, boxes)[:, 2:] - torch.maximum(box, boxes)[:, :2]).clamp_min(0)
-    area, areas = ((one[:, 2:] - one[:, :2]).prod(1) for one in (box, boxes))
+    area, areas = ((corners[:, 2:] - corners[:, :2]).prod(1) for corners in (box, boxes))
     both = sides.prod(1)
     return both / (area + areas - both)
 
@@ -206,8 +206,8 @@ def _index(kind: str, which: str, count: int, labels: Sequence[str] | None) -> i
     """Return the number of a mask or box, or of a class that is given by name."""
     number = whole_number(which)
     if number is None and labels is not None:
-        known = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in labels[:count]]
-        number = next((at for at, names in enumerate(known) if which.lower() in names), None)
+        names_of_classes = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in labels[:count]]
+        number = next((at for at, names in enumerate(names_of_classes) if which.lower() in names), None)
     if number is None or not 0 <= number < count:
         named = " or a class name" if labels is not None else ""
         raise OptionError(f"target {kind}:{printable(which)}: pass a number from 0 to {count - 1}{named}.")

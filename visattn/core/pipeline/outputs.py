@@ -131,11 +131,11 @@ class Meaning:
         Raises:
             OptionError: If the outputs have no such score.
         """
-        known = _SCORES[self.kind]
-        if space not in known:
+        scores = _SCORES[self.kind]
+        if space not in scores:
             what = {"values": "numbers of a regression", "embedding": "an embedding"}[self.kind]
             raise OptionError(f"the outputs are {what}, which have no probabilities. Leave target_space out.")
-        word, change = known[space]
+        word, change = scores[space]
         before = f"{word} " if word.endswith(" at") else f"{word} of " if word else ""
         return before, change
 
@@ -201,16 +201,16 @@ def tensor_of(output: Any, *names: str) -> Tensor | None:  # noqa: ANN401
     if isinstance(output, Tensor):
         return output if "logits" in names else None
     given = output if isinstance(output, Mapping) else None
-    found = (given.get(name) if given is not None else getattr(output, name, None) for name in names)
-    return next((one for one in found if isinstance(one, Tensor)), None)
+    fields = (given.get(name) if given is not None else getattr(output, name, None) for name in names)
+    return next((field for field in fields if isinstance(field, Tensor)), None)
 
 
 def outputs_of(output: Any) -> Tensor | None:  # noqa: ANN401
     """Return the outputs `(B, k)`, at least two for each image, that a class can be chosen of; None if there are none."""
-    found = tensor_of(output, "logits")
-    if found is None or found.ndim != 2 or found.shape[1] < 2 or not found.is_floating_point():
+    logits = tensor_of(output, "logits")
+    if logits is None or logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
         return None
-    return found
+    return logits
 
 
 def predicted_classes(
@@ -231,7 +231,7 @@ def predicted_classes(
     return tuple(
         tuple(
             PredictedClass(index, None if meaning.names is None else meaning.called(index), share)
-            for index, share in zip(*one, strict=True)
+            for index, share in zip(*top, strict=True)
         )
-        for one in zip(indices.tolist(), shares.tolist(), strict=True)
+        for top in zip(indices.tolist(), shares.tolist(), strict=True)
     )

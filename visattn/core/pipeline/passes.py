@@ -191,8 +191,8 @@ def _remedy_of_inference(model: nn.Module, prepared: Prepared) -> str:
 
 def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
     """Return an input of one image as one of several copies of that image."""
-    one = isinstance(value, Tensor) and value.ndim and len(value) == 1
-    return value.expand(count, *value.shape[1:]) if one else value
+    is_of_one_image = isinstance(value, Tensor) and value.ndim and len(value) == 1
+    return value.expand(count, *value.shape[1:]) if is_of_one_image else value
 
 
 def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
@@ -245,13 +245,13 @@ def _is_ours(error: BaseException) -> bool:
 def _where(model: nn.Module, error: BaseException) -> str:
     """Return the name of the innermost module that was running."""
     names = {module: name for name, module in model.named_modules()}
-    found, trace = "", error.__traceback__
+    innermost, trace = "", error.__traceback__
     while trace is not None:
         running = trace.tb_frame.f_locals.get("self")
         if isinstance(running, nn.Module):
-            found = names.get(running, found)
+            innermost = names.get(running, innermost)
         trace = trace.tb_next
-    return found
+    return innermost
 
 
 def _of_each(score: Tensor, count: int) -> Tensor:

@@ -94,8 +94,8 @@ class Similarity:
 
 def _logits(output: Any) -> Tensor:  # noqa: ANN401
     """Return the similarity of each image with each text, `(B, texts)`, with the model's own scale."""
-    if isinstance(found := getattr(output, "logits_per_image", None), Tensor):
-        return found
+    if isinstance(similarities := getattr(output, "logits_per_image", None), Tensor):
+        return similarities
     if isinstance(output, tuple) and len(output) > 2:  # open_clip without names
         output = dict(zip(("image_features", "text_features", "logit_scale", "logit_bias"), output, strict=False))
     if isinstance(output, Mapping) and isinstance(texts := output.get("text_features"), Tensor):
@@ -115,10 +115,10 @@ def _of_transformers(model: Any, texts: Sequence[str]) -> Tokenized:  # noqa: AN
         )
     tokenizer = tokenizer_of(model, worded("Pass inputs=tokenizer(...) and a function of the output as target.", _OTHER))
     padding = "max_length" if str(model.config.model_type).startswith("siglip") else True  # as in training
-    made = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
-    inputs = {name: value for name, value in made.items() if name in ("input_ids", "attention_mask")}
-    ids = made["input_ids"]
-    real = made["attention_mask"].bool() if "attention_mask" in made else ids != tokenizer.pad_token_id
+    encoded = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
+    inputs = {name: value for name, value in encoded.items() if name in ("input_ids", "attention_mask")}
+    ids = encoded["input_ids"]
+    real = encoded["attention_mask"].bool() if "attention_mask" in encoded else ids != tokenizer.pad_token_id
     return Tokenized(inputs, tuple(_spelled(tokenizer.decode, row[seen]) for row, seen in zip(ids, real, strict=True)))
 
 

@@ -84,7 +84,9 @@ def named(method: Any) -> str:  # noqa: ANN401 - checked here
         OptionError: If there is no such method.
     """
     if callable(method):
-        method = next((name for name, known in METHODS.items() if known.function is method), getattr(method, "__name__", ""))
+        method = next(
+            (name for name, candidate in METHODS.items() if candidate.function is method), getattr(method, "__name__", "")
+        )
     if not isinstance(method, str):
         raise OptionError(
             f"method must be a name in {worded('visattn.methods.METHODS', '`visattn list --methods`')}, got {shown(method)}."
@@ -147,15 +149,15 @@ def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, targe
             raise OptionError(f"method 'auto' has no parameters {', '.join(given)}. Name the method{able}.")
         _check(among, given)
         return Question(method, None, given, target, among)
-    known = METHODS[method]
+    chosen = METHODS[method]
     for name in given:
-        if name not in known.parameters:
+        if name not in chosen.parameters:
             able = f" Methods with it: {names}." if (names := _taking([name])) else ""
-            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known.parameters)}.{able}")
+            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(chosen.parameters)}.{able}")
     _check([method], given)
-    if lacking := [name for name in known.required if name not in given]:
+    if lacking := [name for name in chosen.required if name not in given]:
         raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: {option('query', 'pixel:120,80')}.")
-    question = Question(method, known, given, target)
-    if question.of_a_class and not known.targeted:
+    question = Question(method, chosen, given, target)
+    if question.of_a_class and not chosen.targeted:
         raise OptionError(f"method '{method}' does not depend on a class. Leave the target out, or use method 'relevance'.")
     return question

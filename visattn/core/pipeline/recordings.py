@@ -34,11 +34,11 @@ _SHOWN = 5  # feature maps in a message
 
 def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
     """Choose the method if it is `auto`, and run a pass that records everything it needs."""
-    settled, found = _recorded(model, prepared, question)
+    settled, passed = _recorded(model, prepared, question)
     asks = settled.method is not None and "query" in settled.method.parameters
     if not asks or settled.parameters.get("query", "auto") not in ("auto", "read"):
-        return settled, found
-    return settled, found._replace(recording=with_readout(model, prepared, found.recording))
+        return settled, passed
+    return settled, passed._replace(recording=with_readout(model, prepared, passed.recording))
 
 
 def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
@@ -48,22 +48,29 @@ def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple
     if question.of_a_class or (set(question.among) != {"attention"} and explainable):
         layer = question.parameters.get("layer")
         named = isinstance(layer, str) and layer != "all"
-        known = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do
+        cam_layer_name = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do
         try:
-            found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
+            passed = one_pass(
+                model, prepared, target=question.target, features="none" if cam_layer_name is None else [cam_layer_name]
+            )
         except NoClasses:
             if question.of_a_class:
                 raise
         else:
-            settled = question.settled(found.recording)
-            if known is not None and layer is None and settled.method is not None and "cam layer" in settled.method.needs:
-                settled = at_layer(settled, known)
+            settled = question.settled(passed.recording)
+            if (
+                cam_layer_name is not None
+                and layer is None
+                and settled.method is not None
+                and "cam layer" in settled.method.needs
+            ):
+                settled = at_layer(settled, cam_layer_name)
             if layer == "all" and settled.method is not None and "cam layer" in settled.method.needs:
                 raise OptionError(
                     "feature maps of all layers are drawn by a method that is named: "
                     + worded(f"visattn.explain_stages(..., method='{settled.name}').", f"--method {settled.name} --layer all.")
                 )
-            return settled, found
+            return settled, passed
     last = question.among[-1]  # no class can be explained
     return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
 
@@ -80,37 +87,37 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
         OptionError: If the layer is unknown.
     """
     layer = parameters.get("layer", -1)
-    known = layer if isinstance(layer, str) else None
+    name = layer if isinstance(layer, str) else None
     if layer == -1:
-        known = last_map(model, prepared)
-    if known is None:
+        name = last_map(model, prepared)
+    if name is None:
         known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
         raise OptionError(
             f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: {option('layer', 'NAME')}; feature maps: {known_maps}."
         )
-    return known
+    return name
 
 
 def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
     """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
     _, channels, height, width = shape = tuple(prepared.pixels.shape)
-    known = cam_layer(model) or (None if prepared.inputs else feature_maps_of.last_feature_map(model, channels, (height, width)))
-    if known is not None or not search:
-        return known
+    name = cam_layer(model) or (None if prepared.inputs else feature_maps_of.last_feature_map(model, channels, (height, width)))
+    if name is not None or not search:
+        return name
     return structure.before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
 
 
 def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
     """Return the names of the modules that output feature maps `(B, C, H, W)` with several positions, by a forward pass."""
-    found: list[str] = []
+    names: list[str] = []
 
     def watch(name: str, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
         if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
-            found.append(name)
+            names.append(name)
 
     with evaluating(model), torch.no_grad(), module_hooks(model, after=watch):
         answer_of(model, prepared.pixels, prepared)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> tuple[Question, Pass]:

@@ -86,12 +86,12 @@ def _by_size(
 ) -> list[_T]:
     """Run over photos, those of one size together unless each has to run alone; return the results in order."""
     groups: dict[Any, list[int]] = defaultdict(list)
-    for number, one in enumerate(prepared):
-        groups[number if alone else tuple(one.pixels.shape)].append(number)
-    found: dict[int, _T] = {}
+    for number, photo in enumerate(prepared):
+        groups[number if alone else tuple(photo.pixels.shape)].append(number)
+    results: dict[int, _T] = {}
     for numbers in groups.values():
-        found |= zip(numbers, _in_halves(run, [replace(prepared[number], seed=seed) for number in numbers]), strict=True)
-    return [found[number] for number in range(len(prepared))]
+        results |= zip(numbers, _in_halves(run, [replace(prepared[number], seed=seed) for number in numbers]), strict=True)
+    return [results[number] for number in range(len(prepared))]
 
 
 def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence[Prepared]) -> list[_T]:
@@ -104,7 +104,7 @@ def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence
             raise
     count = len(prepared)  # the error and its frames are gone here, with the tensors that they held
     note(f"out of memory for {count} images together; they run in halves")
-    return [one for half in (prepared[: count // 2], prepared[count // 2 :]) for one in _in_halves(run, half)]
+    return [result for half in (prepared[: count // 2], prepared[count // 2 :]) for result in _in_halves(run, half)]
 
 
 def _alone(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:

@@ -83,7 +83,7 @@ def by_stages(
         VisattnError: The errors of `explain` after preprocessing.
     """
     if question.method is None or "cam layer" not in question.method.needs:
-        able = ", ".join(name for name, known in METHODS.items() if "cam layer" in known.needs)
+        able = ", ".join(name for name, method in METHODS.items() if "cam layer" in method.needs)
         raise OptionError(f"method '{question.name}' does not read the feature maps of a layer. Methods that do: {able}.")
     _, channels, height, width = prepared.pixels.shape
     names = list(layers) or stages(model, channels, (height, width))
@@ -93,7 +93,7 @@ def by_stages(
             + worded("layers: layers=['...'].", "one: --layer NAME.")
         )
     questions = [replace(question, parameters={**question.parameters, "layer": name}) for name in names]
-    return [explained(model, [prepared], one, seed=seed)[0] for one in questions]
+    return [explained(model, [prepared], question_of_layer, seed=seed)[0] for question_of_layer in questions]
 
 
 @with_options(StyleOptions)
@@ -118,17 +118,18 @@ def stage_page(explanations: Sequence[Explanation], *, panel: int = 224, **style
         raise OptionError("a figure needs at least one explanation, got none.")
     chosen = Style(**PAGE | style).opaque()
     panels = [
-        Panels(one.photo, one.panel, one.geometry, panel=panel, shared_axes=(), style=chosen, ranges=True) for one in explanations
+        Panels(explanation.photo, explanation.panel, explanation.geometry, panel=panel, shared_axes=(), style=chosen, ranges=True)
+        for explanation in explanations
     ]
-    layers = [one.map.facts.layer for one in explanations]
-    sizes = [" x ".join(map(str, one.map.layout.grid)) for one in explanations]
-    drawn = [one.cell() for one in panels]
+    layers = [explanation.map.facts.layer for explanation in explanations]
+    sizes = [" x ".join(map(str, explanation.map.layout.grid)) for explanation in explanations]
+    drawn = [each.cell() for each in panels]
     cells = [
         replace(cell, caption=f"{size} cells\n{cell.caption}", heading=layer)
         for cell, size, layer in zip(drawn, sizes, layers, strict=True)
     ]
     facts = explanations[-1].provenance
-    warned = [f"warning: {text}" for one in explanations for text in one.provenance.warnings]
+    warned = [f"warning: {text}" for explanation in explanations for text in explanation.provenance.warnings]
     notes = list(dict.fromkeys([*facts.target[:1], *warned]))
     page = sheet([cells], panel=panel, title=facts.title, notes=notes, bar=panels[-1].bar())
     return carrying(page, panels[-1].provenance(layers=layers).but(parameters={**facts.parameters, "layer": layers}))

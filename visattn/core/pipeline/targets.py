@@ -118,8 +118,8 @@ class Target:
         few = 1 if self.of is not None or self.task is not None else 2  # a single output is explained if it is asked for
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < few:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            one = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
-            advice = f"Explain its only output: {option('target', '0')}." if one else _without_class()
+            is_single = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
+            advice = f"Explain its only output: {option('target', '0')}." if is_single else _without_class()
             raise NoClasses(f"a class target needs outputs (B, classes), the model returned {shape}. {advice}")
         if not output.is_floating_point():
             raise NoClasses(f"a class target needs floating-point outputs, the model returned {output.dtype}. {_without_class()}")
@@ -137,11 +137,11 @@ class Target:
             picked: Tensor = values.gather(1, chosen.expand(len(values))[:, None])[:, 0]
             return picked if versus is None else picked - values[:, versus]
 
-        found, shares = score(output.detach()), meaning.probabilities(output)
+        chosen_scores, shares = score(output.detach()), meaning.probabilities(output)
         texts, scores = [], []
         for image, index in enumerate(chosen.tolist()):
             named = f"{before}{meaning.named(index)}" + ("" if versus is None else f" versus {meaning.named(versus)}")
-            texts.append(meaning.told(output[image].detach(), index, float(found[image]), named, plain=versus is None))
+            texts.append(meaning.told(output[image].detach(), index, float(chosen_scores[image]), named, plain=versus is None))
             best = int(top[image])
             of_probability = (
                 {}
@@ -154,7 +154,7 @@ class Target:
                     "name": None if self.labels is None else meaning.called(index),
                     "versus": versus,
                     "target_space": self.target_space,
-                    "score": float(found[image]),
+                    "score": float(chosen_scores[image]),
                     "predicted": best,
                     "outputs": meaning.kind,
                     **of_probability,
@@ -167,7 +167,7 @@ class Target:
         each = [of] * count if isinstance(of, (int, str)) else list(of)
         if len(each) != count:
             raise ShapeError(f"target must be one class, or {count} (one per image), got {len(each)}.")
-        return [self._index(one, classes) for one in each]
+        return [self._index(named, classes) for named in each]
 
     def _index(self, named: int | str, classes: int) -> int:
         if (
@@ -184,20 +184,22 @@ class Target:
                 + worded("labels=[...], or labels='imagenet'.", "--labels FILE, or --labels imagenet.")
             )
         wanted = named.strip().lower()
-        known = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in self.labels[:classes]]
-        found = [index for index, names in enumerate(known) if wanted in names]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            several = ", ".join(f"{index} ({printable(self.labels[index])})" for index in found)
+        names_of_classes = [
+            {label.lower(), *(part.strip().lower() for part in label.split(","))} for label in self.labels[:classes]
+        ]
+        matching = [index for index, names in enumerate(names_of_classes) if wanted in names]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            several = ", ".join(f"{index} ({printable(self.labels[index])})" for index in matching)
             raise OptionError(f"'{printable(named)}' matches several classes: {several}. Pass an index.")
         word = re.compile(rf"\b{re.escape(wanted)}\b")
-        holding = [index for index, names in enumerate(known) if any(word.search(name) for name in names)]
+        holding = [index for index, names in enumerate(names_of_classes) if any(word.search(name) for name in names)]
         if len(holding) == 1:
             note(f"class '{printable(named)}' is understood as {holding[0]} ({printable(self.labels[holding[0]])})")
             return holding[0]
-        words = [printable(min((name for name in known[index] if word.search(name)), key=len)) for index in holding]
-        near = ", ".join(words[:8] or suggest(wanted, sorted(set().union(*known)))) or "none found"
+        words = [printable(min((name for name in names_of_classes[index] if word.search(name)), key=len)) for index in holding]
+        near = ", ".join(words[:8] or suggest(wanted, sorted(set().union(*names_of_classes)))) or "none found"
         raise OptionError(
             f"unknown class '{printable(named)}'. Close matches: {near}. Pass one of them, or an index from 0 to {classes - 1}."
         )
@@ -225,8 +227,8 @@ class ResolvedTarget:
 
 def _logits(output: Any) -> Any:  # noqa: ANN401
     """Return the field `logits` of an output that has several fields, else the output itself."""
-    found = tensor_of(output, "logits")
-    return output if found is None else found
+    logits = tensor_of(output, "logits")
+    return output if logits is None else logits
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

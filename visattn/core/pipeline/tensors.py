@@ -65,8 +65,8 @@ def prepare_tensor(
         raise ShapeError(f"photos must be one per image ({len(images)}), got {len(shown)}.")
     sizes, size = [(photo.height, photo.width) for photo in shown], (images.shape[2], images.shape[3])
     places = tuple(Geometry(whole, size, Box(0, 0, *whole), "the whole photo") for whole in sizes)
-    for number, (one, photo, place) in enumerate(zip(images, shown, places, strict=True)):
-        if photos is not None and len(one) in (1, 3) and (alike := likeness(one, photo, place)) < ALIKE:
+    for number, (image, photo, place) in enumerate(zip(images, shown, places, strict=True)):
+        if photos is not None and len(image) in (1, 3) and (alike := likeness(image, photo, place)) < ALIKE:
             raise OptionError(
                 f"photo {number} must show just what the image shows, but their correlation is {alike:.2f}. Pass the picture after "
                 "cropping, or pass visattn.explain the photo with transform=."
@@ -125,8 +125,8 @@ def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | 
     if mean is not None or std is not None or low < 0 or high > 1:
         spec = input_spec(model)
         scale, shift = (
-            torch.tensor(per_channel(known if given is None else given, channels))[:, None, None]
-            for given, known in ((std, spec.std), (mean, spec.mean))
+            torch.tensor(per_channel(own if given is None else given, channels))[:, None, None]
+            for given, own in ((std, spec.std), (mean, spec.mean))
         )
         pixels = pixels * scale + shift
         low, high = pixels.aminmax()

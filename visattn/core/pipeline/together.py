@@ -33,8 +33,8 @@ def explained_together(model: nn.Module, prepared: Sequence[Prepared], question:
         if not _keeps_apart(model, prepared, passed):
             return None
         auto = question.method is None
-        answers = [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
-        return [completed(one, passed, joint, target, number) for number, one in enumerate(answers)]
+        answers = [answer(passed.recording.image(number), photo, settled, auto=auto) for number, photo in enumerate(prepared)]
+        return [completed(alone, passed, joint, target, number) for number, alone in enumerate(answers)]
     except ResourceError:
         raise
     except VisattnError:  # of one image, which is told of it alone, or of the batch
@@ -56,9 +56,9 @@ def _joined(prepared: Sequence[Prepared]) -> Prepared:
     """Return photos of one size as a batch."""
     return replace(
         prepared[0],
-        pixels=torch.cat([one.pixels for one in prepared]),
-        photos=tuple(one.photo for one in prepared),
-        geometries=tuple(one.geometry for one in prepared),
+        pixels=torch.cat([photo.pixels for photo in prepared]),
+        photos=tuple(photo.photo for photo in prepared),
+        geometries=tuple(photo.geometry for photo in prepared),
     )
 
 
@@ -74,7 +74,7 @@ def _keeps_apart(model: nn.Module, prepared: Sequence[Prepared], passed: Pass) -
     """
     if any(record.reason is not None or record.operator.shape[0] != len(prepared) for record in passed.recording):
         return False
-    pixels = as_the_model(model, torch.cat([one.pixels for one in prepared]))
+    pixels = as_the_model(model, torch.cat([photo.pixels for photo in prepared]))
 
     def alone() -> Any:  # noqa: ANN401 - a model's own
         with evaluating(model), torch.no_grad():

@@ -85,8 +85,8 @@ def transformed(photo: Image.Image, transform: Callable[..., Any]) -> Transforme
         raise OptionError(
             "transform changes brightness in a nonlinear way, so its normalization cannot be stated. Pass pixels= instead."
         )
-    found = [_extent(transform, photo.size, axis, low, high, inside) for axis in (0, 1)]
-    (top, bottom), (left, right) = found
+    extents = [_extent(transform, photo.size, axis, low, high, inside) for axis in (0, 1)]
+    (top, bottom), (left, right) = extents
     std = 1 / (high - low)
     geometry = Geometry((height, width), (pixels.shape[1], pixels.shape[2]), Box(top, left, bottom, right), RULE)
     if likeness(pixels, photo, geometry) < ALIKE:  # it cropped the ramps elsewhere
@@ -169,20 +169,20 @@ def _applied(transform: Callable[..., Any], image: Image.Image) -> Tensor:
     """
     try:
         if hasattr(transform, "image_mean") or hasattr(transform, "image_processor"):  # Hugging Face
-            made = transform(images=image, return_tensors="pt")
+            pixels = transform(images=image, return_tensors="pt")
         else:
-            made = transform(image)
+            pixels = transform(image)
     except Exception as error:  # a user's function may raise anything
         raise OptionError(
             f"transform fails for a photo of {image.width} x {image.height} pixels: {type(error).__name__}: {first_line(error)}. "
             "It must take a PIL image."
         ) from error
-    if isinstance(made, Mapping):
-        made = made.get("pixel_values", made.get("image"))
-    made = torch.from_numpy(made) if isinstance(made, np.ndarray) else made
-    if isinstance(made, Tensor) and made.ndim == 4 and len(made) == 1:
-        made = made[0]
-    if not isinstance(made, Tensor) or made.ndim != 3 or not made.is_floating_point():
-        got = f"{made.dtype} {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+    if isinstance(pixels, Mapping):
+        pixels = pixels.get("pixel_values", pixels.get("image"))
+    pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
+    if isinstance(pixels, Tensor) and pixels.ndim == 4 and len(pixels) == 1:
+        pixels = pixels[0]
+    if not isinstance(pixels, Tensor) or pixels.ndim != 3 or not pixels.is_floating_point():
+        got = f"{pixels.dtype} {tuple(pixels.shape)}" if isinstance(pixels, Tensor) else type(pixels).__name__
         raise OptionError(f"transform must return floats (C, H, W), got {got}. Add torchvision.transforms.ToTensor().")
-    return made.detach().cpu()
+    return pixels.detach().cpu()
