@@ -1,5 +1,5 @@
 // Checks of JSON from a file: a shape is a type, an object of shapes (`name?` may be missing), `[shape]` for a list, a tuple
-// `{ tuple: [...] }`, `{ any: shape }` for an object with any names, or `{ maybe: shape }`. The rules are those of `_support/shapes.py`.
+// `{ tuple: [...] }`, `{ any: shape }` for an object with any names, or `{ maybe: shape }`. The rules are those of `_support/json_files.py`.
 
 const SIDE = 2 ** 20;
 const LARGEST = 1e30;
