@@ -20,7 +20,7 @@ from visattn.core.records import AttentionRecord, TokenLayout
 from visattn.errors import OptionError, ShapeError
 from visattn.evaluation import find_heads
 from visattn.evaluation.patches import Patches, patches_of
-from visattn.evaluation.specialization import PROPERTIES, HeadScores, scores_of
+from visattn.evaluation.specialization import PROPERTIES, HeadScores, score_heads
 
 ROWS, COLUMNS = 5, 6
 CELLS = [(row, column) for row in range(ROWS) for column in range(COLUMNS)]
@@ -75,7 +75,7 @@ def test_scores_of_content_and_their_nulls_equal_loops(name: str, seed: int) -> 
         complex(patches.object[cell]) if name == "object" else (hue_of if name == "hue" else luma)(patches.color[cell])  # type: ignore[index]
         for cell in CELLS
     ]
-    score, null = scores_of(record_of(weights), patches, (name,), draws=25)[name]  # type: ignore[arg-type, index]
+    score, null = score_heads(record_of(weights), patches, (name,), draws=25)[name]  # type: ignore[arg-type, index]
     assert float(score[0]) == pytest.approx(r2(seen_by(weights, values), values), abs=1e-6)  # weights are float32
     possible = []
     for down in range(ROWS):
@@ -89,7 +89,7 @@ def test_scores_of_content_and_their_nulls_equal_loops(name: str, seed: int) -> 
 
 def test_scores_of_lines_and_neighbors_equal_loops() -> None:
     weights = np.random.default_rng(3).random((len(CELLS), len(CELLS))) ** 4
-    found = scores_of(record_of(weights), colored(0), draws=4000)
+    found = score_heads(record_of(weights), colored(0), draws=4000)
     rows, columns = ([complex(cell[axis]) for cell in CELLS] for axis in (0, 1))
     by_row, by_column = (r2(seen_by(weights, line), line) for line in (rows, columns))
     assert float(found["row"][0][0]) == pytest.approx(by_row - by_column, abs=1e-6)
@@ -109,7 +109,7 @@ def line_head(axis: int) -> Array:
 def test_heads_that_attend_along_lines_or_nearby_are_told_apart() -> None:
     near = np.array([[math.exp(-2 * ((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2)) * (a != b) for b in CELLS] for a in CELLS])
     found = {
-        name: scores_of(record_of(weights), colored(1))
+        name: score_heads(record_of(weights), colored(1))
         for name, weights in (("row", line_head(0)), ("column", line_head(1)), ("near", near))
     }
     assert float(found["row"]["row"][0]) == pytest.approx(1)
@@ -141,14 +141,14 @@ def test_a_head_that_attends_by_hue_is_found_and_one_that_attends_nearby_is_not(
         ]
     )  # around the edges, as the content is
     for weights, least, most in ((by_hue, 0, 1 / 4), (near, 0.5, 1)):
-        score, null = scores_of(record_of(weights), patches, ("hue",))["hue"]
+        score, null = score_heads(record_of(weights), patches, ("hue",))["hue"]
         assert float(score) > 0.8
         rank = float((null[:, 0] >= score - 1e-9).double().mean())
         assert least <= rank <= most, (rank, least, most)
 
 
 def test_gray_images_have_no_hue_and_do_not_count() -> None:
-    found = scores_of(record_of(line_head(0)), Patches(np.full((ROWS, COLUMNS, 3), 0.3), None))
+    found = score_heads(record_of(line_head(0)), Patches(np.full((ROWS, COLUMNS, 3), 0.3), None))
     assert found.keys() == set(PROPERTIES) - {"object"}
     assert math.isnan(float(found["hue"][0]))
     values = torch.tensor([[0.5, 0.1], [math.nan, math.nan], [0.7, 0.3]])

@@ -75,6 +75,17 @@ def between(value: float, low: float, high: float, what: str) -> float:
     return float(value)
 
 
+def at_least(what: str, value: int, low: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `low`.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    if not isinstance(value, int) or value < low:
+        raise OptionError(f"{what} must be a whole number of at least {low}, got {printable(repr(value))}.")
+    return value
+
+
 def whole_number(text: str) -> int | None:
     """Parse a whole number of at most nine digits; return None for any other text. `isdigit` would also accept `²`."""
     return int(text) if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text) else None

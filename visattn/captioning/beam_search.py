@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from visattn._support.checks import at_least
 from visattn._support.modes import evaluating
 from visattn.errors import ModelError
 from visattn.models.show_attend_tell import END, UNKNOWN, EncodedImage, ShowAttendTell
-from visattn.nn import HardAttention, at_least
+from visattn.nn import HardAttention
 
 
 class Hypothesis(NamedTuple):

@@ -34,7 +34,7 @@ from visattn.embedding.keeping import Kept, alike
 from visattn.embedding.one_image import OneImage, image_states
 from visattn.embedding.space import Space
 from visattn.errors import OptionError
-from visattn.evaluation import DRAWS, MaskLike, as_mask
+from visattn.evaluation import NULL_DRAWS, MaskLike, as_mask
 
 POINTS = 1_000
 
@@ -128,7 +128,7 @@ class _Source:
         self._kept, self._trusted = None, False  # whether what was kept comes from this model, once an image has shown it
         if keep is not None:
             built = re.sub(r" at 0x\w+", "", repr(model))  # with activations and constants, which are no weights
-            settings = {"versions": versions(), "model": state_digest(model), "built": built, "draws": DRAWS, "seed": seed}
+            settings = {"versions": versions(), "model": state_digest(model), "built": built, "draws": NULL_DRAWS, "seed": seed}
             self._kept = Kept(Path(keep), **settings, layers=layers, points=some)
 
     def image(self, number: int, prepared: Prepared, mask: NDArray[np.bool_] | None, words: tuple[str, ...]) -> OneImage:
@@ -149,7 +149,9 @@ class _Source:
         recording = look(self._model, prepared, values=True)
         if number == 0:
             self.made = prepared.noted(recording.provenance)
-        return image_states(recording, prepared, self._layers, self._some, DRAWS, self._seed + number, mask=mask, words=words)
+        return image_states(
+            recording, prepared, self._layers, self._some, NULL_DRAWS, self._seed + number, mask=mask, words=words
+        )
 
 
 def _check(every: Sequence[OneImage], layers: str) -> None:

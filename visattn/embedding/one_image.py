@@ -32,7 +32,7 @@ from visattn.core.pipeline.inputs import Prepared
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.core.records.layouts import WORDS
 from visattn.errors import OptionError
-from visattn.evaluation import Patches, Scores, over_patches, patches_by_layout, scores_of
+from visattn.evaluation import Patches, PropertyScores, over_patches, patches_by_layout, score_heads
 
 _LARGEST = 65504.0  # float16
 _ROWS, _VISIBLE, _ROUNDED = 16, 1e-5, 0.02  # rows that are checked; weights that count; error of a logarithm of half precision
@@ -118,7 +118,7 @@ class OneImage:
     sinks: tuple[tuple[int, int], ...]
     layers: dict[str, OneLayer]
     left_out: tuple[str, ...]
-    scores: Scores
+    scores: PropertyScores
     heads: tuple[tuple[str, int], ...]
 
     __repr__ = brief
@@ -154,7 +154,7 @@ class OneImage:
             kept: Any = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
             place: Any = {"number": told["number"], "layout": layout_of(told["layout"]), "box": Box(*told["box"])}
             layers[told["name"]] = OneLayer(**place, **kept, notes=told["notes"])
-        scores: Scores = {title: (tensors[f"score.{title}"], tensors[f"null.{title}"]) for title in facts["scores"]}
+        scores: PropertyScores = {title: (tensors[f"score.{title}"], tensors[f"null.{title}"]) for title in facts["scores"]}
         picture = tensors["picture"].numpy().tobytes()
         known = facts["name"], facts["sha256"], picture, Box(*facts["window"]), facts["words"], tensors["code"]
         return cls(*known, facts["sinks"], layers, facts["left_out"], scores, facts["heads"])
@@ -190,7 +190,7 @@ def image_states(
     found: dict[str, OneLayer] = {}
     left_out: list[str] = []
     scored = list(over_patches(recording))
-    every: list[Scores] = []
+    every: list[PropertyScores] = []
     heads: list[tuple[str, int]] = []
     patches_on = patches_by_layout(prepared.photo, geometry, mask)
     unknown: OptionError | None = None
@@ -210,7 +210,7 @@ def image_states(
             left_out.append(record.name)
             continue
         if patches and any(record is one for one in scored):
-            every.append(scores_of(record, patches, draws=draws, seed=seed))
+            every.append(score_heads(record, patches, draws=draws, seed=seed))
             heads += [(record.name, head) for head in range(record.operator.shape[1])]
     if unknown is not None and not found:
         raise unknown
@@ -231,7 +231,7 @@ def _code(recording: Recording) -> Tensor:
     return tokens[0].clone() if found.layout.prefix[:1] == ("cls",) else tokens[len(found.layout.prefix) :].mean(0)
 
 
-def _joined(every: list[Scores]) -> Scores:
+def _joined(every: list[PropertyScores]) -> PropertyScores:
     """Put the scores of all layers after one another."""
     titles: list[Property] = list(every[0]) if every else []
     return {

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     )
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
     from visattn.evaluation.specialization import (
-        DRAWS as DRAWS,
+        NULL_DRAWS as NULL_DRAWS,
         HeadScores as HeadScores,
-        Scores as Scores,
+        PropertyScores as PropertyScores,
         find_heads as find_heads,
         over_patches as over_patches,
-        scores_of as scores_of,
+        score_heads as score_heads,
     )
     from visattn.evaluation.statistics_of_gates import GateStatistics as GateStatistics, gate_statistics as gate_statistics
     from visattn.evaluation.survey import (
@@ -63,7 +63,7 @@ else:
             ".intervals": ["mean_interval"],
             ".localization": ["auroc", "average_precision", "energy_inside", "lift", "pointing_game"],
             ".patches": ["Patches", "patches_by_layout"],
-            ".specialization": ["DRAWS", "HeadScores", "Scores", "find_heads", "over_patches", "scores_of"],
+            ".specialization": ["NULL_DRAWS", "HeadScores", "PropertyScores", "find_heads", "over_patches", "score_heads"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
             ".survey_output": ["survey_files"],
         },

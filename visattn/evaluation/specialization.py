@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from visattn._support.tables import Row
 
 PROPERTIES: tuple[Property, ...] = get_args(Property)
-DRAWS = 99  # of each null
+NULL_DRAWS = 99  # of each null
 _ROUNDED = 4e-6  # of the largest value: what a sum in single precision may be off
 
-Scores = dict[Property, tuple[Tensor, Tensor]]  # of every head of a layer: `(heads,)`, and `(draws, heads)` of the null
+PropertyScores = dict[Property, tuple[Tensor, Tensor]]  # of every head of a layer: `(heads,)`, and `(draws, heads)` of the null
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def find_heads(
     *,
     masks: Sequence[MaskLike] | None = None,
     groups: Sequence[int] | None = None,
-    draws: int = DRAWS,
+    draws: int = NULL_DRAWS,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -167,7 +167,7 @@ def find_heads(
             patches_on = patches_by_layout(prepared.photo, prepared.geometry, mask)
             found: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
             for record in over_patches(recording):
-                scores = scores_of(record, patches_on(record.queries), (name,), draws=draws, seed=seed + number)[name]
+                scores = score_heads(record, patches_on(record.queries), (name,), draws=draws, seed=seed + number)[name]
                 found |= {(record.name, head): (scores[0][head], scores[1][:, head]) for head in range(len(scores[0]))}
             if every and found.keys() != every[0].keys():
                 raise OptionError(
@@ -199,9 +199,9 @@ def over_patches(recording: Recording) -> Iterator[AttentionRecord]:
             yield record
 
 
-def scores_of(
-    record: AttentionRecord, patches: Patches, names: Sequence[Property] = PROPERTIES, *, draws: int = DRAWS, seed: int = 0
-) -> Scores:
+def score_heads(
+    record: AttentionRecord, patches: Patches, names: Sequence[Property] = PROPERTIES, *, draws: int = NULL_DRAWS, seed: int = 0
+) -> PropertyScores:
     """Score the heads of one call for an image, see `find_heads`.
 
     Args:
@@ -222,7 +222,7 @@ def scores_of(
     shifts = [_shift(random, rows, columns) for _ in range(draws)]
     others = torch.from_numpy(np.stack([random.permutation(rows * columns) for _ in range(draws)]))
     content = patches.content()
-    found: Scores = {}
+    found: PropertyScores = {}
     for name in names:
         if name in CONTENTS:
             if name in content:

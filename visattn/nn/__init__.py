@@ -18,7 +18,6 @@ from visattn.nn.decoder.draw import DrawRead, DrawWrite
 from visattn.nn.decoder.retina import Retina
 from visattn.nn.decoder.soft_hard import Glimpse, HardAttention, Reduction, SoftAttention, doubly_stochastic, reinforce
 from visattn.nn.module_table import ATTENTION
-from visattn.nn.shape_checks import at_least
 from visattn.nn.spatial.attention_gate import AttentionGate
 from visattn.nn.spatial.bam import BAM
 from visattn.nn.spatial.cbam import CBAM
@@ -94,7 +93,6 @@ __all__ = [
     "TripletAttention",
     "WindowAttention",
     "WithAttention",
-    "at_least",
     "attach",
     "attend",
     "doubly_stochastic",

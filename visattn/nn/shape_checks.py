@@ -7,19 +7,8 @@ import math
 import torch
 from torch import Tensor, fx
 
-from visattn._support.checks import printable
+from visattn._support.checks import at_least
 from visattn.errors import OptionError, ShapeError
-
-
-def at_least(what: str, value: int, low: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `low`.
-
-    Raises:
-        OptionError: If it is not.
-    """
-    if not isinstance(value, int) or value < low:
-        raise OptionError(f"{what} must be a whole number of at least {low}, got {printable(repr(value))}.")
-    return value
 
 
 def odd(what: str, value: int) -> int:

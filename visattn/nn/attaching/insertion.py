@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from visattn._support.checks import one_of, suggest
+from visattn._support.checks import at_least, one_of, suggest
 from visattn._support.notes import warn
 from visattn.errors import ModelError, OptionError, ShapeError
 from visattn.nn.attaching.attached import Attachment, Site
@@ -21,7 +21,6 @@ from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_
 from visattn.nn.attaching.trail import AnyLayout
 from visattn.nn.attaching.with_attention import Company, WithAttention, plug
 from visattn.nn.module_table import ATTENTION
-from visattn.nn.shape_checks import at_least
 
 Attention = str | type[nn.Module] | Callable[..., nn.Module]
 Init = Literal["identity", "paper", "zero_last", "two_sigmoid"]

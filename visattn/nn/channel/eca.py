@@ -6,8 +6,9 @@ import math
 
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn._support.publish import publish
-from visattn.nn.shape_checks import at_least, check_maps, odd
+from visattn.nn.shape_checks import check_maps, odd
 
 
 class ECA(nn.Module):

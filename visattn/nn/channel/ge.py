@@ -7,10 +7,10 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional
 
-from visattn._support.checks import one_of
+from visattn._support.checks import at_least, one_of
 from visattn._support.publish import publish
 from visattn.errors import OptionError
-from visattn.nn.shape_checks import at_least, bottleneck, check_maps, check_size, normed
+from visattn.nn.shape_checks import bottleneck, check_maps, check_size, normed
 
 Variant = Literal["theta-minus", "theta", "theta-plus"]
 

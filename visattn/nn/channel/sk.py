@@ -8,9 +8,10 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn._support.publish import publish
 from visattn.errors import OptionError
-from visattn.nn.shape_checks import at_least, bottleneck, check_maps, normed
+from visattn.nn.shape_checks import bottleneck, check_maps, normed
 
 
 class SelectiveKernel(nn.Module):

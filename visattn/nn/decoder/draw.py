@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import ShapeError
 from visattn.nn.positions import exact, wide
-from visattn.nn.shape_checks import at_least, check_maps, is_traced, shape_text
+from visattn.nn.shape_checks import check_maps, is_traced, shape_text
 
 
 class DrawRead(nn.Module):

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn._support.checks import one_of
+from visattn._support.checks import at_least, one_of
 from visattn._support.types import Sampling
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shape_checks import at_least, check_tokens, is_traced, shape_text
+from visattn.nn.shape_checks import check_tokens, is_traced, shape_text
 
 Reduction = Literal["paper", "arctic", "mean"]
 

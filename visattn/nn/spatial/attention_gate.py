@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from visattn._support.checks import at_least
 from visattn._support.publish import publish
-from visattn.nn.shape_checks import at_least, bottleneck, check_maps, normed
+from visattn.nn.shape_checks import bottleneck, check_maps, normed
 
 
 class AttentionGate(nn.Module):

@@ -6,10 +6,10 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from visattn._support.checks import one_of
+from visattn._support.checks import at_least, one_of
 from visattn._support.publish import publish
 from visattn._support.types import Variant
-from visattn.nn.shape_checks import at_least, bottleneck, check_maps, normed
+from visattn.nn.shape_checks import bottleneck, check_maps, normed
 
 
 class BAM(nn.Module):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn._support.publish import publish
 from visattn.errors import OptionError
-from visattn.nn.shape_checks import at_least, check_maps
+from visattn.nn.shape_checks import check_maps
 
 
 class SimAM(nn.Module):

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn._support.publish import publish
 from visattn.core.geometry import affine_corners
 from visattn.errors import ShapeError
 from visattn.nn.positions import exact, sample, wide
-from visattn.nn.shape_checks import at_least, check_maps, is_traced, shape_text
+from visattn.nn.shape_checks import check_maps, is_traced, shape_text
 
 
 class SpatialTransformer(nn.Module):

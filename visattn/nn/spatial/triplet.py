@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn._support.publish import publish
-from visattn.nn.shape_checks import at_least, check_maps, normed, odd
+from visattn.nn.shape_checks import check_maps, normed, odd
 
 
 class TripletAttention(nn.Module):

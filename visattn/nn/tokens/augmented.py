@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError, ShapeError
 from visattn.nn.positions import attend, grid, tokens
-from visattn.nn.shape_checks import at_least, check_maps, is_traced
+from visattn.nn.shape_checks import check_maps, is_traced
 
 
 class AttentionAugmentedConv2d(nn.Module):

@@ -7,10 +7,10 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from visattn._support.checks import one_of
+from visattn._support.checks import at_least, one_of
 from visattn._support.types import Variant
 from visattn.nn.positions import grid, tokens, wide
-from visattn.nn.shape_checks import at_least, check_maps, normed
+from visattn.nn.shape_checks import check_maps, normed
 
 
 class ExternalAttention(nn.Module):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shape_checks import at_least, check_tokens, is_traced
+from visattn.nn.shape_checks import check_tokens, is_traced
 from visattn.nn.tokens.multihead import check_mask, softmax
 from visattn.nn.tokens.score_functions import check_value
 

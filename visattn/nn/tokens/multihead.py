@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shape_checks import at_least, is_traced, shape_text
+from visattn.nn.shape_checks import is_traced, shape_text
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:

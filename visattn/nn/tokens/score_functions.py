@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shape_checks import at_least, check_tokens, is_traced, shape_text
+from visattn.nn.shape_checks import check_tokens, is_traced, shape_text
 from visattn.nn.tokens.multihead import check_mask, softmax
 
 

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError
 from visattn.nn.positions import attend, grid, tokens
-from visattn.nn.shape_checks import at_least, check_maps
+from visattn.nn.shape_checks import check_maps
 
 
 class StandAloneSelfAttention(nn.Module):

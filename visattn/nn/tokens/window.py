@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError
-from visattn.nn.shape_checks import at_least, check_tokens
+from visattn.nn.shape_checks import check_tokens
 from visattn.nn.tokens.multihead import check_grid, check_heads, join, mix, split_qkv
 
 
