@@ -17,7 +17,6 @@ from visattn._support.faces import Later
 from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
-from visattn._support.whole_files import check_output, write_whole
 from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
@@ -27,13 +26,13 @@ from visattn.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from visattn._support import html
+    from visattn._support import html, whole_files
     from visattn.core.drawing import marks, overlays, pages, pictures, sheets, style as styles
     from visattn.core.drawing.pictures import Picture
     from visattn.core.drawing.style import Style
     from visattn.core.maps import Heatmap, map_files as files, map_formats as formats, scaling
 else:
-    html = Later("visattn._support.html")
+    html, whole_files = Later("visattn._support.html"), Later("visattn._support.whole_files")
     marks, overlays, pages, pictures, sheets, styles = (
         Later(f"visattn.core.drawing.{name}") for name in ("marks", "overlays", "pages", "pictures", "sheets", "style")
     )
@@ -212,10 +211,10 @@ class Explanation:
             OptionError: If the ending is another one, or stands for JPEG and the picture is transparent.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        target = check_output(Path(path), overwrite=overwrite)
+        target = whole_files.check_output(Path(path), overwrite=overwrite)
         kind = pictures.format_of(target)
         pictures.check_transparency(kind, transparent=bool(options.get("transparent")))
-        return write_whole(target, pictures.encoded(self.overlay(**options), kind))
+        return whole_files.write_whole(target, pictures.encoded(self.overlay(**options), kind))
 
     @typed()
     def save_map(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
@@ -234,7 +233,7 @@ class Explanation:
         """
         ending = formats.map_format(Path(path))
         content = files.save_map(self.map, self.geometry, ending)
-        return write_whole(check_output(Path(path), overwrite=overwrite), content)
+        return whole_files.write_whole(whole_files.check_output(Path(path), overwrite=overwrite), content)
 
     def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401
         """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.
