@@ -162,10 +162,10 @@ def test_a_method_is_three_files_and_two_lines(copy: Copy) -> None:
     assert made["drawing"]["colormap"] == "blue-white-red"
 
 
-def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
+def test_a_render_option_is_three_files_and_works_everywhere(copy: Copy) -> None:
     """Add `invert`, which reverses the color map."""
-    style, overlays = "visattn/core/drawing/style.py", "visattn/core/drawing/overlays.py"
-    copy.insert(style, "    marks: bool", "    invert: bool")
+    style, names, overlays = (f"visattn/core/drawing/{name}.py" for name in ("style", "style_options", "overlays"))
+    copy.insert(names, "    marks: bool", "    invert: bool")
     copy.insert(
         style,
         '    marks: bool = option(True, "Draw rings around attention sinks and the query.")',
@@ -177,7 +177,7 @@ def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
     (copy.folder / overlays).write_text(text.replace(used, "mix(inner[part], 255 - levels if style.invert else levels, "))
     new, changed = copy.cost()
     assert not new
-    assert set(changed) == {style, overlays}
+    assert set(changed) == {style, names, overlays}
     pages: dict[str, Callable[..., dict[str, object]]] = {
         "overlay": lambda *more: copy.visattn("overlay", "photo.png", "--method", "rollout", "--normalize", "minmax", *more),
         "heads": lambda *more: copy.visattn("heads", "photo.png", *more),
