@@ -74,9 +74,9 @@ class Explanation:
 
     def _shown(self) -> list[str]:
         """Return class, layer, head and query of the map, as far as they apply."""
-        facts, provenance = self.map.facts, self.provenance
-        classes = [score["name"] or f"class {score['class']}" for score in provenance.scores]
-        head = provenance.parameters.get("head", "all") if "head" not in self.map.axes else "all"
+        facts, record = self.map.facts, self.provenance
+        classes = [score["name"] or f"class {score['class']}" for score in record.scores]
+        head = record.parameters.get("head", "all") if "head" not in self.map.axes else "all"
         named = {
             "for": ", ".join(map(str, classes)),
             "layer": facts.layer,
@@ -148,17 +148,17 @@ class Explanation:
         draw = partial(self._drawn, heat=heat, mass=mass)
         colored = overlays.layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
         picture: Image.Image = colored
-        provenance = colored.provenance
+        record = colored.provenance
         bar = None
-        if legend and "uncolored" not in provenance.drawing:
+        if legend and "uncolored" not in record.drawing:
             scale = scaling.resolved(chosen.normalize, heat.grid, heat.signed)
             ends = tuple(f"{end:.3g}" for end in scaling.value_range(heat.grid, scale, heat.signed, holes=True))
             bar = pages.Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
             picture = pages.captioned(picture, self._caption(chosen.rings) if caption else (), bar)
         settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
-        provenance = provenance.but(drawing=provenance.drawing | settings)
-        return pictures.carrying(picture, provenance), provenance
+        record = record.but(drawing=record.drawing | settings)
+        return pictures.carrying(picture, record), record
 
     def _drawn(
         self, background: Image.Image, /, *, heat: Heatmap, mass: float | None, style: Style, quiet: bool = False
