@@ -81,7 +81,7 @@ def main() -> int:
         texts["gates"], texts["depth"] = (to_markdown(rows) for rows in gates_and_depth(models, chosen, options.scenes))
         print(f"## Gates\n\n{texts['gates']}\n## Depth\n\n{texts['depth']}", flush=True)
     for name, text in texts.items() if options.write_docs else ():
-        write_section(DOCS, name, text)
+        write_section(DOCS, name, text, into_files=True)
     return int(failed)
 
 

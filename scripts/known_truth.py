@@ -115,7 +115,7 @@ def main() -> int:
         results[name] = section(NETWORKS[name], options.checkpoints, options.scenes, min(options.slow_scenes, options.scenes))
         print(f"## {NETWORKS[name].title}\n\n{results[name].text}", flush=True)
         if options.write_docs:
-            write_section(DOCS, name, results[name].text)
+            write_section(DOCS, name, results[name].text, into_files=True)
     if results.keys() == NETWORKS.keys():
         text = summary(results).strip()
         print(f"## Summary\n\n{text}")

@@ -1,7 +1,7 @@
 """Coverage of other libraries: attention that visattn records and places in a tiny model of every class that reads an image.
 
-Prints tables; --write-docs also writes them to docs/libraries.md. Exits 1 if a capture fails, an output changes, or a token lies
-elsewhere than the recording says.
+Prints tables; --write-docs also writes them to docs/libraries.md and the files beside it. Exits 1 if a capture fails, an output
+changes, or a token lies elsewhere than the recording says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import re
 import sys
 import time
 import warnings
@@ -22,11 +21,12 @@ from typing import Any
 import torch
 import transformers
 from libraries.sweep import COLUMNS, examined, finite, output
+from pages import folded, write_section
 
 from visattn._support.tables import to_markdown, to_text
 
 DOCS = Path(__file__).parents[1] / "docs" / "libraries.md"
-LIBRARIES = "transformers", "torchvision", "open_clip", "diffusers"
+NAMED = {"transformers": "Classes", "torchvision": "Architectures", "open_clip": "Architectures", "diffusers": "Models"}
 Row = dict[str, Any]
 
 
@@ -34,25 +34,26 @@ def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models; by default all")
-    parser.add_argument("--library", action="append", choices=LIBRARIES, help="only the models of this library")
-    parser.add_argument("--write-docs", action="store_true", help=f"replace the tables in docs/{DOCS.name}")
+    parser.add_argument("--library", action="append", choices=list(NAMED), help="only the models of this library")
+    parser.add_argument(
+        "--write-docs", action="store_true", help=f"replace the tables in docs/{DOCS.name} and in the files beside it"
+    )
     options = parser.parse_args()
     if options.names and options.write_docs:
         parser.error("--write-docs needs all models of a library")
     wrong = False
-    for library in options.library or LIBRARIES:
+    for library in options.library or NAMED:
         rows = _rows(library, options.names)
         built = [{key: value for key, value in row.items() if key != "not built"} for row in rows if not row["not built"]]
         left_out = [{"model": row["model"], "why": row["not built"]} for row in rows if row["not built"]]
-        tables = {
-            library: built,
-            f"left out of {library}": left_out,
-            f"totals of {library}": totals(library, built, left_out),
-        }
-        for table in tables.values():
+        sums = totals(library, built, left_out)
+        for table in (built, left_out, sums):
             print(to_text(table), flush=True)
         if options.write_docs:
-            _write(tables)
+            tables = {f"{NAMED[library]}, one row each": built, "Not built": left_out}
+            write_section(DOCS, f"totals of {library}", to_markdown(sums))
+            folds = [folded(summary, to_markdown(table)) for summary, table in tables.items() if table]
+            write_section(DOCS, library, "".join(folds), into_files=True)
         wrong = wrong or any(row["wrong"] or row["failed"] or row["output"] == "DIFFERENT" for row in built)
     return int(wrong)
 
@@ -62,15 +63,6 @@ def _rows(library: str, names: Sequence[str]) -> list[Row]:
     chosen = [(library, name, kind) for name, kind in _models(library).names().items() if not names or name in names]
     with get_context("spawn").Pool(os.cpu_count(), _quiet, maxtasksperchild=60) as pool:
         return list(pool.imap(_row, chosen, chunksize=1))
-
-
-def _write(tables: dict[str, list[Row]]) -> None:
-    """Replace tables in the docs."""
-    text = DOCS.read_text()
-    for mark, table in tables.items():
-        shown = to_markdown(table) if table else "None."
-        text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{shown}\n\2", text, flags=re.DOTALL)
-    DOCS.write_text(text)
 
 
 def _models(library: str) -> Any:  # noqa: ANN401

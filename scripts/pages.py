@@ -1,10 +1,14 @@
-"""Functions that write tables into docs pages, between the marks `<!-- NAME -->` and `<!-- end -->`."""
+"""Functions that write tables into docs pages, between the marks `<!-- NAME -->` and `<!-- end -->`, and large tables into files."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import sys
 from pathlib import Path
+
+_FOLD = re.compile(r"<details><summary>(.*?)</summary>\n\n((?:\|.*\n)+)\n</details>\n")
 
 
 def folded(summary: str, table: str) -> str:
@@ -12,8 +16,17 @@ def folded(summary: str, table: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{table}\n</details>\n"
 
 
-def write_section(docs: Path, name: str, text: str) -> None:
-    """Write a text between its marks in a page, and print a note."""
+def write_section(docs: Path, name: str, text: str, *, into_files: bool = False) -> None:
+    """Write a text between its marks in a page, and print a note.
+
+    Args:
+        docs: The page.
+        name: Name of the marks.
+        text: Markdown.
+        into_files: Write the tables in folds into files beside the page, `PAGE/NAME_SUMMARY.csv`, and links in their place.
+    """
+    if into_files:
+        text = _FOLD.sub(lambda fold: _linked(docs, name, fold[1], fold[2]), text)
     docs.write_text(with_section(docs.read_text(encoding="utf-8"), name, text, docs.name), encoding="utf-8")
     print(f"wrote {name} to {docs.name}", file=sys.stderr)
 
@@ -26,3 +39,19 @@ def with_section(page: str, name: str, text: str, title: str) -> str:
     if count != 1:
         sys.exit(f"{title}: must contain the marks <!-- {name} --> and <!-- end --> exactly once")
     return made
+
+
+def _linked(docs: Path, name: str, summary: str, table: str) -> str:
+    """Write a Markdown table into a file of comma-separated values; return a link to it, as an item of a list."""
+    words = re.sub(r"\d+", "", summary.partition(":")[0].partition(",")[0])  # counts change, names of files do not
+    file = docs.with_suffix("") / f"{'_'.join(f'{name} {words}'.lower().split())}.csv"
+    head, _, *rows = table.splitlines()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(_cells(line) for line in (head, *rows))
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text.getvalue(), encoding="utf-8")
+    return f"- [{summary}]({docs.stem}/{file.name})\n"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import itertools
 import re
@@ -19,6 +20,7 @@ from torch import nn
 
 import visattn
 from visattn import evaluation
+from visattn._support.tables import to_markdown
 from visattn.core.geometry import Box, Geometry
 from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
@@ -159,9 +161,28 @@ def rows_by(text: str, column: str) -> dict[str, dict[str, str]]:
     return {cells[0]: dict(zip(lines[first], cells, strict=False)) for cells in rows}
 
 
+def scores_of(name: str) -> dict[str, dict[str, str]]:
+    """Return the rows of the file with the scores of a network's maps, by map."""
+    with (ROOT / "docs" / "known_truth" / f"{name}_scores_of_maps.csv").open(encoding="utf-8", newline="") as file:
+        return {row["map"]: row for row in csv.DictReader(file)}
+
+
+def test_large_tables_go_into_files_that_the_page_links(script: ModuleType, tmp_path: Path) -> None:
+    docs, page = importlib.import_module("pages"), tmp_path / "page.md"
+    page.write_text("# Title\n\n<!-- some -->\n<!-- end -->\n")
+    rows = [{"map": "a, b", "value": "1 | 2"}, {"map": 'with "quotes"', "value": None}]
+    small, large = to_markdown(rows[:1]), docs.folded("Scores of 2 maps, each", to_markdown(rows))
+    docs.write_section(page, "some", f"{small}\n{large}", into_files=True)
+    assert page.read_text() == (
+        f"# Title\n\n<!-- some -->\n\n{small}\n- [Scores of 2 maps, each](page/some_scores_of_maps.csv)\n\n<!-- end -->\n"
+    )
+    with (tmp_path / "page" / "some_scores_of_maps.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [{name: value or "" for name, value in row.items()} for row in rows]
+
+
 def test_text_about_grad_cam_and_the_mark_agrees_with_the_tables() -> None:
     text = section("scenes_cnn_shortcut")
-    marks, layers = rows_by(text, "map")["gradcam"], rows_by(text, "layer")
+    marks, layers = scores_of("scenes_cnn_shortcut")["gradcam"], rows_by(text, "layer")
     last = layers["layer3"]
     told = " ".join((ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8").split("## The scenes")[0].split())
     for sentence in (
@@ -194,12 +215,12 @@ def test_first_table_states_the_means_of_the_tables_below() -> None:
     rows = rows_by(section("summary"), "method")
     assert len(rows) == 10
     for name, column in (("scenes_cnn", "object, CNN"), ("scenes_vit", "object, ViT")):
-        below = rows_by(section(name), "map")
+        below = scores_of(name)
         assert {method: row[column].rstrip("*") for method, row in rows.items() if row[column]} == {
             method: below[method]["AUROC"].split()[0] for method in rows if method in below
         }
     for name, column in (("scenes_cnn_shortcut", "mark, CNN"), ("scenes_vit_shortcut", "mark, ViT")):
-        below = rows_by(section(name), "map")
+        below = scores_of(name)
         assert {method: row[column].rstrip("*") for method, row in rows.items() if row[column]} == {
             method: below[method]["AUROC of the mark"].split()[0] for method in rows if method in below
         }
@@ -262,7 +283,7 @@ def test_numbers_for_choosing_a_method_agree_with_the_tables() -> None:
     )
     assert len(rows) == 7
     for method, scenes, kind, found, marked, share in rows:
-        plain, shortcut = (rows_by(section(f"scenes_{kind.lower()}{end}"), "map")[method] for end in ("", "_shortcut"))
+        plain, shortcut = (scores_of(f"scenes_{kind.lower()}{end}")[method] for end in ("", "_shortcut"))
         assert plain["AUROC"].split()[0] == found
         assert shortcut["AUROC of the mark"].split()[0] == marked
         assert shortcut["share of the map on the mark"].split()[:1] == ([share] if share else [])
