@@ -32,7 +32,7 @@ OF_VIT = (
 
 def cnn() -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model("resnet10t", num_classes=5).eval()  # type: ignore[no-any-return]
+    return timm.create_model("resnet10t", num_classes=5, channels=(32, 64, 64, 128)).eval()  # type: ignore[no-any-return]
 
 
 def vit() -> nn.Module:
