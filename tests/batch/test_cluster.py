@@ -133,12 +133,6 @@ def test_without_ray_the_extra_is_named(items: list[Item], tmp_path: Path, monke
         run_on_ray(tiny.vit, "", Ledger(items, journal, Batches(SIZE)), cluster.work(tmp_path), Actors())
 
 
-@pytest.mark.full
-def test_a_cluster_gives_the_files_of_this_machine_also_if_an_actor_and_a_node_are_killed(capsys: Any) -> None:
-    assert cluster.main(60) == 0
-    assert capsys.readouterr().out.count("journals are equal") == 2
-
-
 def other_weights() -> nn.Module:
     return tiny.vit(seed=1)
 
