@@ -9,6 +9,7 @@ from tests.capturing.heads.judge import Verdict, verdict
 from tests.capturing.heads.model import Head, Model, images, masks
 from tests.capturing.heads.truth import Case
 
+
 def case(head: Head, seed: int = 0) -> Case:
     """Return a head as a case, with one run for each batch or mask."""
     model, first, second = Model(head, seed), images(2 * seed), images(2 * seed + 1)
