@@ -150,7 +150,7 @@ def test_heads_of_keys_of_a_flexible_call_are_repeated() -> None:
 
 
 def test_scores_that_are_changed_otherwise_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="^layer: "):
+    with pytest.raises(UnsupportedModel, match=r"^layer: "):
         flexible(lambda score, *_: score * 2)
     with pytest.raises(UnsupportedModel):
         flexible(lambda score, *_: score * (1 + 1e-4))
