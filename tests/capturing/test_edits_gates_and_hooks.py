@@ -109,7 +109,7 @@ def test_edits_are_applied_in_order_and_see_the_tokens() -> None:
     assert (call.layer, call.call, call.queries, call.keys) == ("layer", 0, layout(QUERIES), layout(KEYS))
     assert call.query_index.tolist() == [list(range(QUERIES))]
     assert call.key_index.tolist() == [list(range(KEYS))]
-    with pytest.raises(ShapeError, match="2, 3, 1, 5, 7.*, got .*2, 3, 1, 5, 6"):
+    with pytest.raises(ShapeError, match=r"2, 3, 1, 5, 7.*, got .*2, 3, 1, 5, 6"):
         edited(plain, given, [lambda changed, _: changed[..., 1:]])
 
 
@@ -288,7 +288,7 @@ def test_callbacks_run_around_a_module_and_replace_its_output() -> None:
 
 
 def test_first_tensor_of_an_output_is_replaced() -> None:
-    pair = namedtuple("pair", "a b")  # noqa: PYI024
+    pair = namedtuple("pair", "a b")
     old, new, other = torch.zeros(1), torch.ones(1), torch.ones(2)
     assert with_first(old, new) is new
     assert with_first((old, other), new) == (new, other)
