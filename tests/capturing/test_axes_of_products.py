@@ -43,7 +43,7 @@ def assert_repeats(found: Product | None, made: Tensor) -> None:
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dims", [(3,), (-2,)])
-def test_sum_over_the_keys_is_a_product(dims: Sequence[int], keepdim: bool) -> None:
+def test_sum_over_the_keys_is_a_product(dims: tuple[int, ...], keepdim: bool) -> None:
     weights, values = whole(BATCH, HEADS, QUERIES, KEYS, 1), whole(BATCH, HEADS, 1, KEYS, WIDTH)
     axes = axes_of_sum(weights, values, dims, keepdim=keepdim)
     assert axes is not None

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.capturing.forward import Inputs
-from visattn.core.capturing.trace import tape as tapes
+from visattn.core.capturing.placing.nodes import Node
+from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.trace.operations import operation_of
 from visattn.core.capturing.trace.product_axes import Permuted
 from visattn.core.capturing.trace.tape import (
@@ -236,9 +237,7 @@ def test_beginning_of_a_tape_has_the_entries_and_slots_before_the_cut() -> None:
     entries = [entry(Ref(number)) for number in range(4)]
     outside = {slot: Outside("parameter", str(slot), SHAPE, True) for slot in range(5)}
     many = {slot: frozenset({slot}) for slot in range(5)}
-    whole = Tape(
-        entries, outside, set(range(5)), dict(many), dict(many), nodes={slot: tapes.Node(slot + 10) for slot in range(5)}
-    )
+    whole = Tape(entries, outside, set(range(5)), dict(many), dict(many), nodes={slot: Node(slot + 10) for slot in range(5)})
     whole.packed, whole.device, whole.output = ((1, 2, 3),), torch.device("meta"), (4,)
     begun = whole.beginning(2, 3)
     assert begun.entries == entries[:2]
@@ -261,11 +260,11 @@ def test_forward_passes_with_the_same_inputs_begin_alike() -> None:
     weight = Outside("parameter", "weight", SHAPE, True)
     known = tape_of(PIXELS, weight, MASK)
     assert same_beginning(known, tape_of(PIXELS, MASK))
-    assert same_beginning(known, tape_of(PIXELS, MASK._replace(home=tapes.Home(nn.Identity(), "", "mask"))))
+    assert same_beginning(known, tape_of(PIXELS, MASK._replace(home=Home(nn.Identity(), "", "mask"))))
     assert not same_beginning(known, tape_of(PIXELS))
     assert not same_beginning(known, tape_of(MASK, PIXELS))
     for change in ({"kind": "pixels"}, {"name": "other"}, {"shape": torch.Size((3, 2))}, {"floating": True}):
-        assert not same_beginning(known, tape_of(PIXELS, MASK._replace(**change)))  # type: ignore[arg-type]
+        assert not same_beginning(known, tape_of(PIXELS, MASK._replace(**change)))
     assert not same_beginning(known, tape_of(PIXELS, MASK, packed=((1, 2, 3),)))
     assert not same_beginning(known, tape_of(PIXELS, MASK, device="meta"))
     assert not same_beginning(known, tape_of(PIXELS, MASK, packed=((1, 2, 3),), device="meta"))

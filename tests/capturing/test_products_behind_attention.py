@@ -28,7 +28,8 @@ class Writing:
     """Tape that is written call by call; each call returns the slot of its result."""
 
     def __init__(self) -> None:
-        self.tape, self.tensors = Tape(), {}
+        self.tape = Tape()
+        self.tensors: dict[int, Tensor] = {}
         self.count = 0
 
     def tensor(self, shape: tuple[int, ...] = SCORES, of_image: bool = True) -> int:
@@ -91,7 +92,7 @@ def test_product_may_be_the_call_right_before_the_softmax(func: Callable[..., An
 def test_only_products_of_two_tensors_of_the_image_are_scores() -> None:
     for changes in ({"shape": (2, 3, 5, 6)}, {"of_image": False}):
         writing = Writing()
-        writing.call(torch.softmax, writing.call(torch.matmul, writing.tensor(), writing.tensor(), **changes))  # type: ignore[arg-type]
+        writing.call(torch.softmax, writing.call(torch.matmul, writing.tensor(), writing.tensor(), **changes))
         assert behind(writing) is None
     writing = Writing()
     writing.call(torch.softmax, writing.call(torch.einsum, writing.tensor()))
@@ -363,7 +364,7 @@ def test_argument_that_pytorch_drops_is_restored() -> None:
             return func(*args, **(kwargs or {}))
 
     with Mode():
-        F.l1_loss(x, x, weight=weight)
+        F.l1_loss(x, x, weight=weight)  # type: ignore[call-arg]
         F.l1_loss(x, x)
         torch.add(x, x)
     losses = [kwargs for kwargs in seen if kwargs and "reduction" in kwargs]

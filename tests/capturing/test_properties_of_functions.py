@@ -102,8 +102,8 @@ def test_function_of_other_code_is_not_pytorchs() -> None:
         return x
 
     assert operation_of(softmax_copy) == Operation("softmax_copy", False, False, False, False, False, -1)
-    library = torch.library.Library("visattn_properties", "FRAGMENT")
-    library.define("softmax(Tensor x) -> Tensor")
+    library = torch.library.Library("visattn_properties", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("softmax(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
     assert operation_of(torch.ops.visattn_properties.softmax.default).own is False
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.intercept.calls import SampledCall
+from visattn.core.capturing.intercept.calls import Call, SampledCall
 from visattn.core.capturing.intercept.flex import _shrunk, flex_call
 from visattn.core.capturing.intercept.written_out import Product
 from visattn.core.capturing.tokens.arrangement import SampledArrangement, Samples
@@ -77,8 +77,9 @@ def test_points_of_a_sampled_call_are_copied() -> None:
         point.zero_()
     assert torch.allclose(call.operator(arrangement).block(0)[0].double(), expected, atol=1e-6)
     assert not hasattr(call, "value")
-    assert call.values(arrangement) is None
-    assert call.source(arrangement) is None
+    base: Call = call
+    assert base.values(arrangement) is None
+    assert base.source(arrangement) is None
     other, _, _, _ = sampled()
     other.keep(False)
     assert len(other.sources()) == 1
@@ -97,7 +98,7 @@ def flexible(score: Any, mask: Any = visible, heads: int = HEADS, score_buffers:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(BATCH, HEADS, TOKENS, WIDTH, generator=generator)
     key, value = (torch.randn(BATCH, heads, KEYS, WIDTH, generator=generator) for _ in range(2))
-    arguments = (query, key, value, score, (None, mask), 0.7, {}, score_buffers, mask_buffers)
+    arguments: Any = (query, key, value, score, (None, mask), 0.7, {}, score_buffers, mask_buffers)
     return flex_call(arguments, {}, "layer")
 
 

@@ -56,10 +56,10 @@ def test_weights_of_a_fused_call_give_its_result(scale: float | None) -> None:
     query, key, value = operands()
     mask = normal(1, HEADS, QUERIES, KEYS, seed=4)
     for options in ({}, {"attn_mask": mask}, {"attn_mask": mask > 0}, {"is_causal": True}):
-        call = FusedCall(query, key, value, scale=scale, **options)  # type: ignore[arg-type]
+        call = FusedCall(query, key, value, scale=scale, **options)
         weights = call.weigh()
         assert weights.shape == (BATCH, HEADS, QUERIES, KEYS)
-        expected = F.scaled_dot_product_attention(query, key, value, scale=scale, **options)  # type: ignore[arg-type]
+        expected = F.scaled_dot_product_attention(query, key, value, scale=scale, **options)
         assert torch.allclose(call.mix(weights), expected, atol=1e-6)
 
 
@@ -188,7 +188,8 @@ def test_operands_of_a_fused_call_are_copied() -> None:
     assert torch.equal(call.query, query)
     assert call.mask is not mask
     assert call.lse is None
-    assert call.out is None
+    kept: Any = call
+    assert kept.out is None
     assert not hasattr(call, "value")
     assert call._own(value) is value
 
