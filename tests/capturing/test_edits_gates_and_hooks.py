@@ -1,0 +1,337 @@
+"""Edits of weights, gates that are recognized by what they compute, callbacks of modules, and inputs of forward passes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from visattn.core.capturing import gates, measured_gates, watching
+from visattn.core.capturing.hooks import ModuleCalls, with_first
+from visattn.core.capturing.interventions import _edited, _in_heads, masked, permuted, scaled
+from visattn.core.capturing.tokens.arrangement import Arrangement
+from visattn.core.geometry import Box
+from visattn.core.records import TokenLayout
+from visattn.errors import LayoutError, OptionError, ShapeError
+
+BATCH, HEADS, BLOCKS, QUERIES, KEYS = 2, 3, 4, 5, 7
+EPS = torch.finfo(torch.float32).eps
+
+
+def weights(*sizes: int) -> Tensor:
+    return torch.arange(torch.Size(sizes).numel(), dtype=torch.float32).reshape(sizes) + 1
+
+
+def layout(count: int) -> TokenLayout:
+    return TokenLayout("tokens", tuple(f"token{i}" for i in range(count)), (), Box(0, 0, 1, 1))
+
+
+# --- edits
+
+
+def attended(key_index: Tensor, keys: int = KEYS) -> Any:
+    return SimpleNamespace(keys=layout(keys), key_index=key_index)
+
+
+def test_scaled_weights_are_multiplied() -> None:
+    given = weights(1, 1, 1, 2, 3)
+    assert torch.equal(scaled(0.5)(given, attended(torch.zeros(1))), given / 2)
+
+
+def test_masked_keys_have_no_weight() -> None:
+    index = torch.tensor([[0, 3, 6], [1, 3, 5]])  # two blocks
+    given = weights(BATCH, HEADS, 2, QUERIES, 3)
+    changed = masked([3, 5], renormalize=False)(given, attended(index))
+    expected = given.clone()
+    expected[:, :, :, :, 1] = 0
+    expected[:, :, 1, :, 2] = 0
+    assert torch.equal(changed, expected)
+    kept = masked([3, 5], renormalize=True)(given, attended(index))
+    assert torch.allclose(kept.sum(-1), given.sum(-1))
+    assert torch.allclose(kept[..., 0, :, 0] / kept[..., 0, :, 2], given[..., 0, :, 0] / given[..., 0, :, 2])
+    hidden = masked([0, 3, 6], renormalize=True)(given, attended(index))
+    assert not hidden[:, :, 0].any()
+    assert torch.allclose(hidden[:, :, 1].sum(-1), given[:, :, 1].sum(-1))
+
+
+@pytest.mark.parametrize(("token", "exists"), [(-1, False), (0, True), (6, True), (7, False)])
+def test_masked_token_must_be_a_key(token: int, exists: bool) -> None:
+    given = weights(1, 1, 1, 2, KEYS)
+    if exists:
+        assert not masked([token], renormalize=False)(given, attended(torch.arange(KEYS)[None]))[..., token].any()
+        return
+    with pytest.raises(OptionError, match=rf"\[0, 6\], got {token}\."):
+        masked([token], renormalize=False)(given, attended(torch.arange(KEYS)[None]))
+
+
+def test_permuted_queries_get_the_rows_of_others() -> None:
+    given = weights(BATCH, HEADS, BLOCKS, 3, KEYS)
+    assert torch.equal(permuted([2, 0, 1])(given, attended(torch.zeros(1))), given[..., [2, 0, 1], :])
+    for order in ([0, 1], [0, 1, 1], [1, 2, 3], [0, 1, 2, 3]):
+        with pytest.raises(OptionError, match="each of the 3 queries"):
+            permuted(order)(given, attended(torch.zeros(1)))
+
+
+def test_only_chosen_heads_change() -> None:
+    old, new = weights(BATCH, HEADS, BLOCKS, QUERIES, KEYS), -weights(BATCH, HEADS, BLOCKS, QUERIES, KEYS)
+    for chosen in ([0], [1, 2], [-1], [-3], []):
+        expected = old.clone()
+        expected[:, chosen] = new[:, chosen]
+        assert torch.equal(_in_heads(chosen, new, old), expected)
+    for head in (3, -4):
+        with pytest.raises(OptionError, match=rf"\[-3, 2\], got 0, {head}\."):
+            _in_heads([0, head], new, old)
+
+
+def edited(arrangement: Arrangement, given: Tensor, edits: Any, lead: tuple[int, ...] = (BATCH, HEADS)) -> Tensor:
+    call: Any = SimpleNamespace(weigh=lambda: given, rows=given.shape[-2], columns=given.shape[-1], lead=lead)
+    return _edited("layer", 0, call, arrangement, None, edits)
+
+
+def test_edits_are_applied_in_order_and_see_the_tokens() -> None:
+    seen: list[Any] = []
+    plain = Arrangement("cross", layout(QUERIES), layout(KEYS))
+    given = weights(BATCH, HEADS, QUERIES, KEYS)
+
+    def see(changed: Tensor, call: Any) -> Tensor:
+        seen.append((changed, call))
+        return changed + 1
+
+    assert torch.equal(edited(plain, given, [see, scaled(2.0)]), (given + 1) * 2)
+    ((first, call),) = seen
+    assert first.shape == (BATCH, HEADS, 1, QUERIES, KEYS)
+    assert (call.layer, call.call, call.queries, call.keys) == ("layer", 0, layout(QUERIES), layout(KEYS))
+    assert call.query_index.tolist() == [list(range(QUERIES))]
+    assert call.key_index.tolist() == [list(range(KEYS))]
+    with pytest.raises(ShapeError, match=r"2, 3, 1, 5, 7.*, got .*2, 3, 1, 5, 6"):
+        edited(plain, given, [lambda changed, _: changed[..., 1:]])
+
+
+def test_edited_windows_come_back_in_the_order_of_the_call() -> None:
+    order = torch.randperm(BATCH * HEADS * BLOCKS, generator=torch.Generator().manual_seed(0)).view(BATCH, HEADS, BLOCKS)
+    index = torch.arange(KEYS).expand(BLOCKS, KEYS)
+    windows = Arrangement("cross", layout(QUERIES), layout(KEYS), order, index[:, :QUERIES], index)
+    lead = (BATCH * BLOCKS, HEADS)
+    given = weights(*lead, QUERIES, KEYS)
+    assert torch.equal(edited(windows, given, [scaled(3.0)], lead), given * 3)
+
+
+def test_weights_without_tokens_are_not_edited() -> None:
+    given = weights(BATCH, HEADS, QUERIES, KEYS)
+    with pytest.raises(LayoutError, match="points"):
+        edited(Arrangement("sampled", layout(QUERIES), layout(KEYS)), given, [])
+    with pytest.raises(LayoutError, match="cannot be located"):
+        edited(Arrangement("unplaced", layout(QUERIES), layout(KEYS), reason="they move"), given, [])
+
+
+# --- gates by what they compute
+
+
+def channel_gate(size: tuple[int, ...] = (2, 3, 5, 4)) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(size, generator=generator), torch.rand(*size[:2], 1, 1, generator=generator)
+
+
+def found(x: Any, output: Any, *heard: list[Tensor]) -> tuple[Any, Tensor] | None:
+    return measured_gates._gate(x, output, heard)
+
+
+def test_gate_of_channels_is_found_among_outputs() -> None:
+    x, gate = channel_gate()
+    for raw, output in ((gate, x * gate), (gate, x * gate.sigmoid()), (gate, x * gate.tanh())):
+        result = found(x, output, [raw.flatten(1)], [torch.rand(2, 3)], [torch.rand(2, 5, 4)])
+        assert result is not None
+        assert result[0] == "channel_gate"
+        assert torch.allclose(x * result[1][..., None, None], output)
+        assert result[1].shape == (2, 3)
+    assert found(x, x * gate, [torch.rand(2, 3)]) is None
+    assert found(x, x * gate) is None
+    assert found(x, x + gate, [gate]) is None
+
+
+def test_gate_of_places_is_found_among_outputs() -> None:
+    x, _ = channel_gate()
+    gate = torch.rand(2, 1, 5, 4)
+    result = found(x, x * gate, [torch.rand(2, 3)], [gate])
+    assert result is not None
+    assert result[0] == "spatial_gate"
+    assert torch.equal(result[1], gate)
+
+
+def test_gate_may_be_the_sum_or_the_last_of_several_outputs() -> None:
+    x, gate = channel_gate()
+    first, second = gate / 4, torch.rand(2, 3, 1, 1)
+    summed = found(x, x * (first + second), [first, second])
+    assert summed is not None
+    assert torch.allclose(summed[1], (first + second)[..., 0, 0])
+    last = found(x, x * second, [first, second])
+    assert last is not None
+    assert torch.equal(last[1], second[..., 0, 0])
+    assert found(x, x * first, [first, second]) is None
+
+
+def test_constant_gates_nothing() -> None:
+    x, _ = channel_gate()
+    assert found(x, x * 0.5, [torch.full((2, 3), 0.5)]) is None
+    almost = torch.full((2, 3), 0.5)
+    almost[1, 2] = 0.75
+    assert found(x, x * almost[..., None, None], [almost]) is not None
+
+
+def test_maps_of_one_channel_or_place_have_no_such_gate() -> None:
+    x, gate = channel_gate((2, 3, 1, 1))
+    result = found(x, x * gate, [gate])
+    assert result is None or result[0] == "spatial_gate"
+    one, _ = channel_gate((2, 1, 5, 4))
+    place = torch.rand(2, 1, 5, 4)
+    assert found(one, one * place, [place]) is None
+    two, gate_of_two = channel_gate((2, 3, 1, 2))
+    assert found(two, two * gate_of_two, [gate_of_two]) is not None
+    pair, _ = channel_gate((2, 2, 5, 4))
+    assert found(pair, pair * place, [place]) is not None
+
+
+def test_other_values_have_no_gate() -> None:
+    x, gate = channel_gate()
+    output = x * gate
+    assert found(x[0], output[0], [gate]) is None
+    assert found(None, output, [gate]) is None
+    assert found(x, None, [gate]) is None
+    assert found(x, output.double(), [gate]) is None
+    assert found(x, output[:, :, 1:], [gate]) is None
+    assert found(x.long(), output.long(), [gate]) is None
+
+
+@pytest.mark.parametrize(("units", "is_gate"), [(1, True), (2, True), (3, False)])
+def test_output_may_be_off_by_two_units_of_rounding(units: int, is_gate: bool) -> None:
+    x, gate = torch.ones(1, 2, 2, 2), torch.tensor([[1.0, 0.5]])
+    output = x * gate[..., None, None]
+    output[0, 1, 1, 0] += units * EPS
+    assert (found(x, output, [gate]) is not None) == is_gate
+
+
+@pytest.mark.parametrize(("units", "is_multiple"), [(63, True), (64, True), (65, False), (90, False)])
+def test_rows_may_be_off_by_64_units_of_rounding(units: int, is_multiple: bool) -> None:
+    x, output = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.tensor([[[1.0, units * EPS], [0.0, 0.5]]])
+    assert measured_gates._proportional(x, output) == is_multiple
+
+
+def test_difference_counts_units_of_the_largest_value() -> None:
+    assert measured_gates._difference(torch.zeros(2), torch.zeros(2)) == math.inf
+    assert measured_gates._difference(torch.tensor([4.0, 1.0]), torch.tensor([-4.0, 1.0])) == 2 / EPS
+    assert measured_gates._difference(torch.tensor([4.0, 1.0]), torch.tensor([4.0, 1 + 8 * EPS])) == 2
+
+
+def test_modules_of_users_with_parts_may_gate() -> None:
+    class User(nn.Module):
+        def __init__(self, part: nn.Module | None) -> None:
+            super().__init__()
+            self.part = part
+
+    assert measured_gates.may_gate(User(nn.Linear(2, 2)))
+    assert not measured_gates.may_gate(User(None))
+    assert not measured_gates.may_gate(nn.Sequential(nn.Linear(2, 2)))
+    ours = type("Ours", (nn.Module,), {"__module__": "visattn.nn.gates"})
+    assert not measured_gates.may_gate(User(nn.Sequential(ours())))
+
+
+def test_multiplication_by_a_gate_is_checked() -> None:
+    x, gate = channel_gate()
+    assert gates._multiplies(gate[..., 0, 0], x, x * gate)
+    assert gates._multiplies(gate, x, x * gate)
+    assert gates._multiplies(gate, x, x * gate * 1.009)
+    assert not gates._multiplies(gate, x, x * gate * 1.03)
+    assert not gates._multiplies(gate, x[:, :2], x * gate)
+    assert not gates._multiplies(gate, x, [x])  # type: ignore[arg-type]
+    small, output = torch.zeros(1, 1, 1, 2), torch.tensor([[[[0.00019, 2.0]]]])
+    small[..., 1] = 2
+    assert gates._multiplies(torch.ones(1, 1), small, output)
+    output[..., 0] = 0.00025
+    assert not gates._multiplies(torch.ones(1, 1), small, output)
+
+
+# --- callbacks of modules
+
+
+def test_backward_pass_and_other_threads_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = ModuleCalls()
+    answers = [calls.elsewhere()]
+    thread = threading.Thread(target=lambda: answers.append(calls.elsewhere()))
+    thread.start()
+    thread.join()
+    for number in (-1, 0, 1):
+        monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda number=number: number)
+        answers.append(calls.elsewhere())
+    assert answers == [False, True, False, True, True]
+
+
+def test_callbacks_run_around_a_module_and_replace_its_output() -> None:
+    calls, module, seen = ModuleCalls(), nn.Identity(), []
+    calls.before[id(module)] = [lambda _module, args: seen.append(("before", args[0]))]
+    calls.after[id(module)] = [
+        lambda _module, _args, output: seen.append(("first", output)),
+        lambda _module, _args, output: output + 1,
+        lambda _module, _args, output: seen.append(("third", output)),
+        lambda _module, _args, output: output * 10,
+    ]
+    with calls.watched():
+        assert module(3) == 40
+        assert nn.Identity()(3) == 3
+    assert seen == [("before", 3), ("first", 3), ("third", 4)]
+    assert module(3) == 3
+
+
+def test_first_tensor_of_an_output_is_replaced() -> None:
+    pair = namedtuple("pair", "a b")
+    old, new, other = torch.zeros(1), torch.ones(1), torch.ones(2)
+    assert with_first(old, new) is new
+    assert with_first((old, other), new) == (new, other)
+    assert with_first([old], new) == [new]
+    replaced = with_first(pair(old, other), new)
+    assert isinstance(replaced, pair)
+    assert replaced.a is new
+    assert replaced.b is other
+
+
+# --- inputs of forward passes
+
+
+def test_images_are_found_among_the_inputs() -> None:
+    image, clip, other = torch.zeros(2, 3, 5, 7), torch.zeros(2, 4, 3, 5, 7), torch.zeros(2, 1, 5, 7)
+    assert watching._pixels([("a", image), ("b", clip)]) is image
+    assert watching._pixels([("a", clip), ("b", image)]) is clip
+    assert watching._pixels([("mask", other), ("pixel_values", image)]) is image
+    assert watching._pixels([(0, torch.zeros(2, 5, 7)), (1, image.long()), (2, torch.zeros(1, 2, 4, 3, 5, 7))]) is None
+
+
+def test_packed_patches_are_found_by_their_grids() -> None:
+    grid, patches = torch.tensor([[1, 2, 3], [2, 1, 4]]), torch.zeros(14, 6)
+    packed = watching._packed([("x", torch.zeros(13, 6)), ("pixels", patches), ("grid_thw", grid)])
+    assert packed is not None
+    assert packed[0] is patches
+    assert packed[1] == ((1, 2, 3), (2, 1, 4))
+    for inputs in (
+        [("pixels", patches[1:]), ("grid_thw", grid)],
+        [("pixels", patches.long()), ("grid_thw", grid)],
+        [("pixels", patches[None]), ("grid_thw", grid)],
+        [("pixels", patches), ("grid_thw", grid.float())],
+        [("pixels", patches), ("grid_thw", grid[None])],
+        [("pixels", patches), ("other", grid)],
+    ):
+        assert watching._packed(inputs) is None
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((2, 6, 4), True), ((2, 7, 4), True), ((2, 5, 4), False), ((3, 6, 4), False)])
+def test_padded_patches_are_as_many_as_the_largest_grid(shape: tuple[int, ...], fits: bool) -> None:
+    sizes, patches = torch.tensor([[2, 3], [1, 4]]), torch.zeros(shape)
+    packed = watching._packed([("pixels", patches), ("spatial_shapes", sizes)])
+    assert (packed is not None) == fits
+    assert packed is None or packed[1] == ((1, 2, 3), (1, 1, 4))
+    assert watching._packed([("pixels", patches.long()), ("spatial_shapes", sizes)]) is None
+    assert watching._packed([("pixels", patches[0]), ("spatial_shapes", sizes)]) is None
