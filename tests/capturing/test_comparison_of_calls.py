@@ -78,6 +78,15 @@ def test_call_with_equal_arguments_is_the_recorded_one() -> None:
     assert not both(at, known, at.x, 1, 3, alpha=2)
     assert not both(at, entry(Ref(0), 3), at.x, at.y)
     assert both(at, entry(Ref(0), alpha=1, out=None), at.x, alpha=1, out=None)
+
+
+def test_a_call_by_position_is_not_the_one_that_was_recorded_by_name() -> None:
+    at = scene()
+    by_name = entry(Ref(0), func=torch.roll, dims=1, shifts=2)
+    assert not both(at, by_name, at.x, 1, 2, func=torch.roll)
+    assert not both(at, by_name, at.x, 1, shifts=2, func=torch.roll)
+    assert both(at, by_name, at.x, func=torch.roll, dims=1, shifts=2)
+    assert not at.comparison.is_simple_call(by_name, torch.roll, (at.x, 1, 2), None)
     assert not both(at, entry(Ref(0), alpha=1, out=None), at.x, out=None, alpha=1)
 
 

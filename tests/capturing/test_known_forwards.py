@@ -143,6 +143,38 @@ def test_changes_of_a_global_are_noticed(way: str, stage: int, monkeypatch: pyte
     assert facts(run(model, x)) == facts(run(copy.deepcopy(model), x))
 
 
+class Rolled(nn.Module):
+    """One call whose arguments have the same values in the same order, by name or by position, and other meanings."""
+
+    by_name = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self.patches(x)[0]
+        cells = torch.roll(cells, dims=1, shifts=2) if self.by_name else torch.roll(cells, 1, 2)
+        tokens = cells[:, :2, :2].flatten(1).mT[None, None]
+        return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+
+
+def test_arguments_that_lose_their_names_are_another_call() -> None:
+    model, x = Rolled().eval(), torch.randn(1, 3, 20, 20)
+    layouts = []
+    for by_name in (True, False):
+        model.by_name = by_name
+        with torch.no_grad(), visattn.capture(model) as known:
+            model(x)
+        fresh = Rolled().eval()
+        fresh.by_name = by_name
+        with torch.no_grad(), visattn.capture(fresh) as first:
+            fresh(x)
+        assert known[0].keys == first[0].keys
+        layouts.append(known[0].keys)
+    assert layouts[0] != layouts[1]
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["blocks.0.attend", "blocks.1"])
 def test_failed_forward_pass_leaves_no_state(error: type[BaseException], where: str) -> None:

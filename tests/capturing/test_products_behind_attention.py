@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from visattn.core.capturing.intercept import mode as modes
 from visattn.core.capturing.intercept.calls import FusedCall
-from visattn.core.capturing.intercept.dropped import restored
 from visattn.core.capturing.intercept.held import Held, is_weighing, product_behind, sampled_behind
+from visattn.core.capturing.intercept.keywords import restored
 from visattn.core.capturing.intercept.mode import CaptureMode
 from visattn.core.capturing.intercept.running_module import Owners, module_names
 from visattn.core.capturing.intercept.written_out import note_weights

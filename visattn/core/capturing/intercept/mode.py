@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from visattn._support.faces import Later
 from visattn.core.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
-from visattn.core.capturing.intercept.dropped import restored
 from visattn.core.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
+from visattn.core.capturing.intercept.keywords import in_order, restored
 from visattn.core.capturing.intercept.running_module import Owners
 from visattn.core.capturing.intercept.written_out import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
 from visattn.core.capturing.placing.modes_around import apart, are_around, function_modes, strange
@@ -105,6 +106,13 @@ class CaptureMode(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run a function of PyTorch that was called inside the `with` block; PyTorch calls this method instead of the function."""
         tracer, kwargs = self.tracer, restored(func, kwargs)
+        if (
+            kwargs
+            and len(kwargs) > 1
+            and type(func) is not FunctionType
+            and any(map(isinstance, kwargs.values(), repeat(Tensor)))
+        ):
+            kwargs = in_order(func, kwargs)  # PyTorch's Python functions have put them in order
         if tracer is None:  # no forward pass of the model is running
             return func(*args, **kwargs) if kwargs else func(*args)
         if not are_around():  # dispatch modes

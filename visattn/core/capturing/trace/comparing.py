@@ -64,8 +64,8 @@ class Comparison:
         quick, living = entry.quick, self._living
         if (func is not entry.func and func != entry.func) or quick is None or living.exposed or self._members.is_exchanged():
             return False
-        if kwargs:
-            if list(kwargs) != list(entry.kwargs):
+        if kwargs or entry.kwargs:
+            if not kwargs or list(kwargs) != list(entry.kwargs):
                 return False
             args = (*args, *kwargs.values())
         if len(args) != len(quick):
