@@ -79,7 +79,7 @@ def test_a_network_of_a_cause_depends_on_it(folder: Path, figures: Figures) -> N
     assert f"sha256 `{digest}`" in (folder / "README.md").read_text(encoding="utf-8")
     shares = []
     for shown in ("label", "random"):
-        images, labels = zip(*caused(cause, shown), strict=True)  # type: ignore[arg-type]
+        images, labels = zip(*caused(cause, shown), strict=True)
         with torch.inference_mode():
             answers = model(visattn.prepare_batch(images, model).pixels).argmax(1)
         shares.append(float((answers == torch.tensor(labels)).float().mean()))

@@ -170,7 +170,7 @@ def scores_of(name: str) -> dict[str, dict[str, str]]:
 def test_large_tables_go_into_files_that_the_page_links(script: ModuleType, tmp_path: Path) -> None:
     docs, page = importlib.import_module("pages"), tmp_path / "page.md"
     page.write_text("# Title\n\n<!-- some -->\n<!-- end -->\n")
-    rows = [{"map": "a, b", "value": "1 | 2"}, {"map": 'with "quotes"', "value": None}]
+    rows: list[dict[str, str | None]] = [{"map": "a, b", "value": "1 | 2"}, {"map": 'with "quotes"', "value": None}]
     small, large = to_markdown(rows[:1]), docs.folded("Scores of 2 maps, each", to_markdown(rows))
     docs.write_section(page, "some", f"{small}\n{large}", into_files=True)
     assert page.read_text() == (
