@@ -63,6 +63,13 @@ def test_cells_vary_along_an_axis_within_an_image_but_not_from_image_to_image() 
     assert cells_vary(planes, torch.stack([codes[0], grid(planes, 3, 5, Box(0, 0, 12, 40))[1]]), 0)
 
 
+def test_members_that_met_no_image_are_told_from_the_cells_before_them() -> None:
+    planes = two_images()
+    cells, words = grid(planes, 3, 5), members(planes, "word", 7)
+    assert cells_vary(planes, torch.stack([cells[0, 0, 0], words[0]]), 0)
+    assert cells_vary(planes, torch.stack([cells[1, 2, 4], words[0], cells[1, 2, 4]])[:2], 0)
+
+
 def test_cells_of_a_single_image_vary_wherever_codes_do() -> None:
     planes = Planes(1, (24, 40), CPU)
     codes = grid(planes, 3, 5)
@@ -88,6 +95,13 @@ def test_a_cell_lies_in_another_if_its_center_is_at_most_half_a_cell_outside() -
     outside = [Box(12.1, 16, 24, 20), Box(0, 16, 7.9, 20), Box(8, 20.1, 12, 40), Box(8, 0, 12, 15.9)]
     assert [within(planes, fine, coarse(planes, box)) for box in inside] == [True] * 6
     assert [within(planes, fine, coarse(planes, box)) for box in outside] == [False] * 4
+
+
+def test_a_center_exactly_at_the_tolerance_counts_as_inside() -> None:
+    planes = two_images()
+    fine = grid(planes, 6, 10)[:, 2:3, 4]
+    assert within(planes, fine, coarse(planes, Box(10 + 2.000001, 16, 24, 20)))
+    assert within(planes, fine, coarse(planes, Box(0, 16, 10 - 2.000001, 20)))
 
 
 def test_all_cells_must_lie_in_those_that_they_meet_and_in_the_same_image() -> None:
@@ -196,6 +210,8 @@ def test_a_grid_counts_as_ending_with_the_image_up_to_rounding() -> None:
     a, b = placed(grid(planes, 3, 5, longer)), placed(grid(planes, 3, 5, within_image))
     assert evener(planes, a, b) is b
     assert evener(planes, b, a) is b
+    wider, narrower = placed(grid(planes, 3, 8, Box(0, 0, 24, 40.5))), placed(grid(planes, 3, 8, Box(0, 0, 24, 38.3)))
+    assert evener(planes, wider, narrower) is narrower  # cells of 5 pixels, of which the last lie 2.06 pixels apart
     rounded = placed(grid(planes, 3, 4, Box(0, 0, 24 + 5e-7, 40 + 5e-7)))
     other = placed(grid(planes, 3, 4, Box(0, 0, 25, 40)))
     assert evener(planes, rounded, other) is rounded

@@ -21,8 +21,10 @@ CPU = torch.device("cpu")
 
 
 def two_images(frames: int = 0) -> Planes:
-    """Return the planes of a batch of two images of 24 x 40 pixels."""
-    return Planes(2, (24, 40), CPU, frames)
+    """Return the planes of a batch of two images, or clips, of 24 x 40 pixels."""
+    planes = Planes(2, (24, 40), CPU, frames)
+    planes.grid(24, 40, planes.input, max(frames, 1))  # pixels come first
+    return planes
 
 
 def grid(planes: Planes, rows: int, columns: int, box: Box | None = None, frames: int = 1) -> Tensor:
@@ -118,6 +120,7 @@ def test_a_mixture_of_channels_keeps_each_token_where_it_is() -> None:
     widened = through(planes, codes, 2, 7)
     assert widened.shape == (2, 15, 7)
     assert torch.equal(widened, codes[..., :1].expand(2, 15, 7))
+    assert torch.equal(through(planes, codes[..., :1], 2, 7), widened)
 
 
 def test_a_mixture_of_all_tokens_lies_in_the_whole_image() -> None:
