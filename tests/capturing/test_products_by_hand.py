@@ -299,7 +299,7 @@ def test_scores_of_words_are_summed_over_these_words_only() -> None:
     for codes in (others[:, None].expand(2, 7, 5), words.flip(0)[:, None].expand(2, 7, 5), words[:5].expand(2, 7, 5)):
         refused(planes, weights, Places("learned", codes))
         refused(planes, weights, placed(codes))
-    refused(planes, weights._replace(columns=words.expand(12, 7).flip(0).roll(1, 0) + torch.arange(12)[:, None] % 2), values)
+    refused(planes, weights._replace(columns=(words + torch.arange(12)[:, None] % 2).expand(2, 12, 7)), values)
 
 
 def test_scores_of_several_heads_are_mixed_and_pairs_of_tokens_are_not() -> None:

@@ -55,7 +55,7 @@ def test_a_pooling_covers_the_cells_that_it_reads_or_the_whole_image(
     assert torch.equal(pooled.codes, maps(planes, *size, 3, box).codes)
 
 
-COVERED: dict[str, tuple[Geometry2d | None, tuple[int, int], tuple[int, int], bool, Box]] = {
+COVERED: dict[str, tuple[Geometry2d | None, tuple[int, int], tuple[int, int], bool, Box]] = {  # of cells of 4 x 5 pixels
     "resizing": (None, (1, 2), (3, 2), False, Box(4, 5, 28, 45)),
     "kernels that overlap": (Geometry2d((3, 5), (2, 3), (1, 2)), (1, 2), (3, 2), False, Box(-2, -10, 22, 20)),
     "patches": (Geometry2d((2, 4), (2, 4), (0, 0)), (1, 2), (3, 2), False, Box(0, -5, 24, 35)),
@@ -68,9 +68,29 @@ COVERED: dict[str, tuple[Geometry2d | None, tuple[int, int], tuple[int, int], bo
 @pytest.mark.parametrize("name", COVERED)
 def test_new_cells_cover_the_box_that_follows_from_reach_stride_and_padding(name: str) -> None:
     geometry, lines_before, (rows, columns), transposed, box = COVERED[name]
-    plane = two_images().grid(6, 8, Box(4, 5, 28, 45))  # cells of 4 x 5 pixels
-    covered = windows._covered(plane, lines_before, rows, columns, geometry, transposed=transposed)
+    plane = two_images().grid(6, 8, Box(4, 5, 28, 45))
+    covered = windows._covered(plane, lines_before, rows, columns, geometry=geometry, transposed=transposed)
     assert covered == pytest.approx(box, abs=1e-9)
+
+
+def test_cells_of_broken_sizes_are_covered_by_their_sizes() -> None:
+    plane = two_images().grid(6, 8, Box(4, 5, 25, 47))  # cells of 3.5 x 5.25 pixels
+    patches = Geometry2d((2, 4), (2, 4), (0, 0))
+    assert windows._covered(plane, (0, 0), 2, 1, patches, transposed=False) == Box(4, 5, 18, 26)
+    transposed = windows._covered(plane, (0, 0), 3, 4, Geometry2d((1, 1), (2, 2), (0, 0)), transposed=True)
+    assert transposed == pytest.approx(Box(4 + 1.75 - 0.875, 5 + 2.625 - 1.3125, 4 + 1.75 + 4.375, 5 + 2.625 + 9.1875), abs=1e-9)
+
+
+def test_a_resampling_takes_all_that_it_knows_by_name() -> None:
+    planes = two_images()
+    source = maps(planes, 6, 8, 1)
+    work = at_work(planes, "convolution", (2, 1, 12, 16), input=source)
+    made = windows.resampled(
+        work=work, codes=source.codes, axes=2, reach=(2, 2), stride=(2, 2), padding=(0, 0), transposed=True
+    )
+    assert torch.equal(made, maps(planes, 12, 16, 1).codes)
+    geometry = Geometry2d((2, 2), (2, 2), (0, 0))
+    assert torch.equal(windows._resampled_maps(work=work, codes=source.codes, geometry=geometry, transposed=True), made)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +110,7 @@ def test_centers_of_new_cells_may_lie_half_a_coarser_cell_outside(rows: int, col
         (0, right + 0.01, False),
         (0, -right - 0.01, False),
         (down + 5e-7, -right - 5e-7, True),
+        (down + 1e-6, -right - 1e-6, True),
     ):
         box = Box(4 + vertical, 5 + horizontal, 20 + vertical, 35 + horizontal)
         assert windows._stays_inside(plane, box, rows, columns) is inside
@@ -302,11 +323,12 @@ def test_a_line_of_channels_of_one_token_has_one_place_whatever_the_kernel() -> 
     made = convolve(planes, placed(image.expand(2, 1, 5)), (2, 1, 5), (3,), leaning, padding=[1])
     assert torch.equal(made.codes, image.expand(2, 1, 5))
     for codes in (grid(planes, 4, 1)[:, None].expand(2, 3, 4, 5), grid(planes, 1, 5)[:, None].expand(2, 3, 4, 5)):
-        with pytest.raises(Unproven, match="leans to one side"):
-            convolve(planes, placed(codes), (2, 3, 4, 5), (3, 3), leaning, padding=[1])
+        for images in (1, 2):
+            with pytest.raises(Unproven, match="leans to one side"):
+                convolve(planes, placed(codes[:images]), (images, 3, 4, 5), (3, 3), leaning, padding=[1])
 
 
-@pytest.mark.parametrize("channels", [1, 7])
+@pytest.mark.parametrize("channels", [1, 2, 7])
 def test_tokens_that_are_channels_are_mixed_into_one_cell_that_may_lean(channels: int) -> None:
     planes = two_images()
     tokens = placed(grid(planes, 3, 4).flatten(1)[..., None].expand(2, 12, 5))

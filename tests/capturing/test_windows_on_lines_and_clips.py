@@ -213,6 +213,16 @@ def test_a_patch_of_its_own_lies_where_the_cells_that_it_holds_do() -> None:
         pool_clip(planes, patches, (1, 1, 1), [4, 3, 3])
 
 
+def test_weighted_frames_lean_where_they_are_merged() -> None:
+    planes = two_images(4)
+    source = placed(grid(planes, 6, 8, frames=4)[:, None].expand(2, 5, 4, 6, 8), weighted=True)
+    for frames in (2, 4):
+        work = at_work(planes, "avg_pool3d", (2, 5, frames, 6, 8), self=source, kernel_size=[4 // frames, 1, 1])
+        (pooled,) = windows.pooled(work)  # type: ignore[misc]
+        assert isinstance(pooled, Places)
+        assert pooled.leaning is (frames == 2)
+
+
 def test_clips_are_not_resized() -> None:
     planes = two_images(4)
     source = placed(grid(planes, 6, 8, frames=4)[:, None].expand(2, 5, 4, 6, 8))
@@ -249,6 +259,7 @@ FOLDS: dict[str, tuple[tuple[int, int], tuple[int, int], dict[str, Any], bool]] 
     "patches of the pixels": ((3, 2), (24, 40), {"kernel_size": [8, 20], "stride": [8, 20]}, True),
     "centers at the edge of their cells": ((4, 2), (12, 8), {"kernel_size": [4, 4], "stride": [4, 4], "padding": [2, 0]}, True),
     "centers beside their cells": ((4, 2), (12, 8), {"kernel_size": [6, 4], "stride": [4, 4], "padding": [4, 0]}, False),
+    "pixels of broken sizes": ((4, 4), (15, 16), {"kernel_size": [4, 4], "stride": [4, 4], "padding": [2, 0]}, True),
     "windows that overlap": ((3, 2), (12, 8), {"kernel_size": [6, 4], "stride": [4, 4], "padding": [1, 0]}, True),
     "gaps": ((3, 2), (12, 8), {"kernel_size": [4, 4], "stride": [4, 4], "dilation": [1, 2]}, False),
     "another number of windows in a row": ((3, 2), (8, 12), {"kernel_size": [4, 4], "stride": [4, 4]}, False),
@@ -279,7 +290,9 @@ def test_windows_in_another_order_and_taps_from_several_cells_are_not_put_back()
     codes = grid(planes, 3, 2).flatten(1)[:, None].expand(2, 20, 6)
     given: dict[str, Any] = {"output_size": [12, 8], "kernel_size": [4, 4], "stride": [4, 4]}
     two_grids = torch.cat([codes[..., :3], grid(planes, 3, 1).flatten(1)[:, None].expand(2, 20, 3)], 2)
-    for others in (codes.flip(2), codes.mT.reshape(2, 20, 6), two_grids):
+    second_tap = codes.clone()
+    second_tap[:, 1] = codes[:, 1].flip(1)
+    for others in (codes.flip(2), codes.mT.reshape(2, 20, 6), two_grids, second_tap):
         with pytest.raises(Unproven, match=r"^col2im$"):
             windows.folded(at_work(planes, "col2im", (2, 5, 12, 8), self=placed(others), **given))
     with pytest.raises(Unproven, match=r"^col2im$"):
