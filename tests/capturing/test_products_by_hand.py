@@ -150,6 +150,11 @@ def test_a_matrix_from_a_cell_that_holds_all_tokens_is_a_layer() -> None:
         assert result.columns is None
         assert result.copies is not None
         assert torch.equal(result.copies, torch.arange(12)[:, None].expand(12, 7))
+    for count in (2, 7):  # in a batch as well
+        narrow = placed(image.expand(1, 4, count))
+        for result in (bmm(planes, tokens(codes[None], 4), narrow), turned(bmm(planes, turned(narrow), turned(tokens(codes[None], 4))))):
+            assert result.columns is None
+            assert torch.equal(result.codes, codes[None, :, None].expand(1, 12, count))
     for other in (matrix._replace(leaning=True), placed(grid(planes, 2, 1)[0, 0, 0].expand(4, 7))):
         refused(planes, left, other, "mm", name="mm")
         refused(planes, turned(other), turned(left), "mm", name="mm")
@@ -162,6 +167,8 @@ def test_one_column_from_another_cell_is_the_key_of_scores() -> None:
     scores = bmm(planes, left, placed(image.expand(4, 1)), name="mm")
     assert scores.columns is not None
     assert torch.equal(scores.columns, image.expand(12, 1))
+    scores = bmm(planes, tokens(codes[None], 4), placed(image.expand(1, 4, 1)))
+    assert scores.columns is not None
     scores = bmm(planes, placed(image.expand(1, 4)), turned(left), name="mm")
     assert scores.columns is not None
     assert torch.equal(scores.columns, codes[None])
@@ -206,6 +213,12 @@ def test_a_mean_over_windows_lies_in_the_cell_that_its_weights_come_from() -> No
     refused(planes, weights._replace(codes=weights.codes.flip(1)), values)
     refused(planes, turned(values), turned(weights._replace(codes=weights.codes.flip(1))))
     refused(planes, placed(cells[:, :9, None].expand(2, 9, 9)), tokens(around[:, 0], 5))
+    first = placed(cells[:, 1, None, None].expand(2, 6, 9), copies=torch.arange(2)[:, None, None].expand(2, 6, 9))
+    first_values = tokens(around[:, 1], 5)
+    for result in (bmm(planes, first, first_values), turned(bmm(planes, turned(first_values), turned(first)))):
+        assert torch.equal(result.codes, cells[:, 1, None, None].expand(2, 6, 5))
+        assert result.copies is not None
+        assert torch.equal(result.copies, torch.arange(2)[:, None, None].expand(2, 6, 5))
 
 
 @pytest.mark.parametrize(("row", "column", "inside"), [(0, 0, True), (1, 1, True), (0, 1, True), (2, 0, False), (0, 2, False)])
@@ -294,6 +307,7 @@ def test_scores_of_words_are_summed_over_these_words_only() -> None:
         assert result.columns is None
         assert result.copies is not None
         assert torch.equal(result.copies, torch.arange(2)[:, None, None].expand(2, 12, 5))
+    assert bmm(planes, weights, Places("learned", words[:, None].expand(2, 7, 1))).placed
     swapped = weights._replace(codes=weights.columns, columns=weights.codes)
     assert torch.equal(bmm(planes, swapped, values).codes, weights.codes[..., :1].expand(2, 12, 5))
     for codes in (others[:, None].expand(2, 7, 5), words.flip(0)[:, None].expand(2, 7, 5), words[:5].expand(2, 7, 5)):
@@ -351,6 +365,14 @@ def test_a_linear_layer_mixes_the_last_axis_also_of_scores_of_heads() -> None:
     for field in ({"columns": grid(planes, 1, 5)[:, :, None].expand(2, 3, 4, 5)}, {"codes": grid(planes, 1, 5)[:, :, None].expand(2, 3, 4, 5)}):
         with pytest.raises(Unproven, match=r"^linear$"):
             linear(planes, scores, input=scores._replace(**field))
+
+
+def test_a_product_takes_all_that_it_knows_by_name() -> None:
+    planes = two_images()
+    left, right = tokens(grid(planes, 3, 4).flatten(1), 4), learned(2, 4, 7)
+    work = at_work(planes, "bmm", (2, 12, 7), self=left, mat2=right)
+    made = products.product(work=work, left=left, right=right, weight=True)
+    assert torch.equal(made.codes, left.codes[..., :1].expand(2, 12, 7))
 
 
 def by_vector(planes: Planes, name: str, shape: Sequence[int], left: Places, right: Places) -> Places:
