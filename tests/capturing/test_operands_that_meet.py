@@ -289,6 +289,12 @@ def test_rows_that_cross_columns_make_the_grid_of_both() -> None:
         crossed = combine(planes, *operands)
         assert torch.equal(crossed.codes, maps(planes, 3, 4).codes)
         assert crossed.crossed
+    for count, other_count in ((2, 4), (3, 2)):
+        crossed = combine(planes, maps(planes, count, 1), maps(planes, 1, other_count))
+        assert torch.equal(crossed.codes, maps(planes, count, other_count).codes)
+    first_row = rows.codes.clone()
+    first_row[:, :, 0] = FOREIGN
+    assert not combine(planes, rows._replace(codes=first_row), columns).crossed
     part = combine(planes, maps(planes, 3, 1, box), maps(planes, 1, 4, box))
     assert torch.equal(part.codes, maps(planes, 3, 4, box).codes)
     refused(planes, rows._replace(leaning=True), columns)
@@ -309,6 +315,12 @@ def test_a_coarser_map_gates_finer_cells_if_it_has_one_value_for_each_of_its_cel
     fine, copies = maps(planes, 6, 8), torch.zeros(2, 5, 6, 8, dtype=torch.int32)
     for operands in ((fine, gate(planes, copies=copies)), (gate(planes, copies=copies), fine)):
         assert torch.equal(combine(planes, *operands).codes, fine.codes)
+    upper = placed(fine.codes[:, :, :4]), gate(planes, copies=copies[:, :, :4])._replace(codes=gate(planes).codes[:, :, :4])
+    assert torch.equal(combine(planes, *upper).codes, upper[0].codes)
+    one_pair = torch.full((2, 4), PADDING, dtype=torch.int32), torch.full((2, 4), PADDING, dtype=torch.int32)
+    for codes, cells in zip(one_pair, (grid(planes, 6, 8), grid(planes, 3, 4)), strict=True):
+        codes[:1, 1] = cells[0, 0, 0]
+    assert torch.equal(combine(planes, placed(one_pair[0]), placed(one_pair[1])).codes, one_pair[0])
     refused(planes, fine, gate(planes))
     refused(planes, fine, gate(planes, copies=copies, leaning=True))
     refused(planes, fine, gate(planes, copies=copies)._replace(codes=gate(planes).codes.flip(2)))

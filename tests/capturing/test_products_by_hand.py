@@ -14,6 +14,7 @@ from visattn.core.capturing.placing import products
 from visattn.core.capturing.placing.places import UNWATCHED, Places, whole
 from visattn.core.capturing.placing.work import Result, Unproven
 from visattn.core.capturing.tokens.planes import PADDING, Planes
+from visattn.core.geometry import Box
 
 
 def tokens(codes: Tensor, channels: int, **fields: Any) -> Places:
@@ -128,6 +129,7 @@ def test_tokens_times_tokens_summed_over_the_same_tokens_are_told_from_other_sum
     planes = two_images()
     left, right = turned(tokens(queries(planes), 4)), tokens(queries(planes), 7)
     assert products.is_sum(refused(planes, left, right))
+    assert products.is_sum(refused(planes, left, tokens(queries(planes), 1)))
     assert not products.is_sum(refused(planes, left, right._replace(codes=right.codes.flip(1))))
     pairs = placed(queries(planes).view(6, 4, 3)[:, :, :1].expand(6, 4, 12) + torch.arange(12, dtype=torch.int32))
     assert not products.is_sum(refused(planes, pairs, right))
@@ -231,6 +233,16 @@ def test_the_center_of_the_cell_may_lie_at_the_edge_of_the_window(row: int, colu
         refused(planes, weights, values)
         return
     assert torch.equal(bmm(planes, weights, values).codes, cell[:, None, None].expand(2, 6, 5))
+
+
+def test_a_window_that_ends_or_begins_half_a_pixel_beside_the_center_does_not_hold_it() -> None:
+    planes = two_images()
+    cell = grid(planes, 3, 4)[:, 0, 0]  # its center is at row 4, column 5
+    weights = placed(cell[:, None, None].expand(2, 6, 2))
+    for box in (Box(0, 0, 3.5, 10), Box(4.5, 0, 8, 10), Box(0, 0, 8, 4.5), Box(0, 5.5, 8, 10)):
+        window = grid(planes, 1, 1, box)[:, 0, 0]
+        codes = torch.stack([window, torch.full((2,), PADDING, dtype=torch.int32)], 1)
+        refused(planes, weights, tokens(codes, 5))
 
 
 # --- matrices of unknown origin
