@@ -141,6 +141,7 @@ def test_copies_stay_behind_a_change_of_axes_along_which_they_are_the_same() -> 
     kept = copies_behind(copies, [1, -1], (2, 7, 1))
     assert kept is not None
     assert kept.tolist() == [[[4]] * 7, [[9]] * 7]
+    assert copies_behind(copies[:, :1], [1], (2, 7, 5)) is not None
     assert copies_behind(copies, [0, 1], (2, 7, 5)) is None
     assert copies_behind(copies, [1, 0], (2, 7, 5)) is None
     assert copies_behind(None, [1], (2, 7, 5)) is None

@@ -167,6 +167,10 @@ def test_a_product_with_members_keeps_their_codes_and_becomes_scores_where_an_un
     scores = combine(planes, source, whole("lost", (2, 1, 1), CPU))
     assert scores.columns is words
     assert combine(planes, source, learned(2, 1, 1)).columns is None
+    already = source._replace(columns=source.codes.flip(1))
+    kept = combine(planes, already, whole("lost", (2, 1, 1), CPU))
+    assert kept.columns is not None
+    assert torch.equal(kept.columns, source.codes.flip(1))
     refused(planes, source, whole("lost", (2, 12, 1), CPU, "roll"), why="roll")
     refused(planes, source, whole("lost", (2, 1, 5), CPU, "roll"), why="roll")
     refused(planes, source, whole("lost", (2, 1, 1), CPU), whole("lost", (2, 1, 5), CPU))
@@ -242,6 +246,9 @@ def test_a_mean_over_a_cell_meets_the_tokens_in_it_only() -> None:
     refused(planes, source, one(planes, upper))
     leaning_source = source._replace(leaning=True)
     assert combine(planes, leaning_source, one(planes)).leaning
+    halves, row = tokens(planes, 1, 2), placed(grid(planes, 3, 1)[:, 1:2].expand(2, 1, 5))  # their centers lie in the second of three rows
+    assert torch.equal(combine(planes, halves, row).codes, halves.codes)
+    assert torch.equal(combine(planes, row, halves).codes, halves.codes)
     upper_tokens = placed(source.codes[:, :8])  # their centers lie in it, or half a cell below
     assert torch.equal(combine(planes, one(planes, upper), upper_tokens).codes, upper_tokens.codes)
 
@@ -267,6 +274,8 @@ def test_zeros_and_constants_in_one_operand_get_the_place_of_what_they_meet() ->
     other[:, 2] = PADDING
     for operands in ((placed(codes), placed(other)), (placed(other), placed(codes)), (placed(codes), source)):
         assert torch.equal(combine(planes, *operands).codes, source.codes)
+    both = (placed(tensor.index_fill(1, torch.tensor([4]), LEARNED)) for tensor in (codes, other))
+    assert combine(planes, *both).codes[:, 4].tolist() == [[LEARNED] * 5] * 2
     for code in (FOREIGN, LOST):
         codes[:, 3] = code
         expected = source.codes.clone()
@@ -398,6 +407,8 @@ def test_one_word_is_not_taken_for_several_tokens_nor_other_members_for_the_same
     refused(planes, word_places(words), word_places(words.flip(0)), sets=True)
     single = combine(planes, word_places(words), word_places(words[:1]), sets=True)
     assert torch.equal(single.codes, word_places(words).codes)
+    along_channels = Places("learned", positions[:5].expand(7, 5))
+    assert torch.equal(combine(planes, word_places(words), along_channels, sets=True).codes, word_places(words).codes)
     of_image = planes.codes(planes.set_of("word", 7))[1]
     assert torch.equal(combine(planes, word_places(words), word_places(of_image), sets=True).codes, word_places(of_image).codes)
 
