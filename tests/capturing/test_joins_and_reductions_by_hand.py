@@ -129,6 +129,8 @@ def test_empty_tensors_join_nothing_and_without_tokens_there_is_nothing_to_join(
     assert torch.equal(join(planes, learned(0), source, dim=1).codes, source.codes)
     with pytest.raises(Unproven, match=r"^cat$"):
         join(planes, learned(2, 1, 5), learned(2, 2, 5), dim=1)
+    first_axis = single(moves.joined_by(at_work(planes, "cat", (5, 12, 5), tensors=[source, learned(3, 12, 5, name="cls")])))
+    assert torch.equal(first_axis.codes[2:], members(planes, "cls", 3)[:, None, None].expand(3, 12, 5))
 
 
 def test_scores_are_joined_to_scores_and_to_constants_only() -> None:

@@ -12,6 +12,7 @@ from tests.capturing.test_work_of_a_step import CPU, grid, learned, placed, two_
 from visattn.core.capturing.placing.nodes import Facts
 from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole, zeros
 from visattn.core.capturing.placing.shadows import Shadows, _Memory
+from visattn.core.capturing.tokens.points import Drift
 
 
 def facts(shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0, memory: int = 0) -> Facts:
@@ -238,6 +239,14 @@ def test_zeros_are_learned_padding_and_whole_tensors_have_one_code() -> None:
 
 
 # --- places themselves
+
+
+def test_places_tell_nothing_that_was_not_found() -> None:
+    plain = Places("placed", codes_of(1))
+    assert plain[2:] == (None, None, "", None, None, True, False, False, Drift(), None, False, None, False, False, False, False, "")
+    assert (plain.placed, plain.located, plain.shape) == (True, True, (1,))
+    assert plain.after((3, "a", 1)).behind == (3, "a", 1)
+    assert plain._replace(embedding=4).stream != plain.stream != plain.after((3, "a", 1)).stream
 
 
 def test_a_change_that_does_nothing_returns_the_same_places_and_one_that_fails_none() -> None:
