@@ -91,7 +91,14 @@ def coarse(planes: Planes, *boxes: Box) -> Tensor:
 def test_a_cell_lies_in_another_if_its_center_is_at_most_half_a_cell_outside() -> None:
     planes = two_images()
     fine = grid(planes, 6, 10)[:, 2:3, 4]  # rows 8 to 12, columns 16 to 20: the center is (10, 18)
-    inside = [Box(8, 16, 12, 20), Box(10, 18, 12, 20), Box(12, 16, 24, 20), Box(0, 16, 8, 20), Box(8, 20, 12, 40), Box(8, 0, 12, 16)]
+    inside = [
+        Box(8, 16, 12, 20),
+        Box(10, 18, 12, 20),
+        Box(12, 16, 24, 20),
+        Box(0, 16, 8, 20),
+        Box(8, 20, 12, 40),
+        Box(8, 0, 12, 16),
+    ]
     outside = [Box(12.1, 16, 24, 20), Box(0, 16, 7.9, 20), Box(8, 20.1, 12, 40), Box(8, 0, 12, 15.9)]
     assert [within(planes, fine, coarse(planes, box)) for box in inside] == [True] * 6
     assert [within(planes, fine, coarse(planes, box)) for box in outside] == [False] * 4

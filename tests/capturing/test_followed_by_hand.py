@@ -15,10 +15,10 @@ from visattn.core.capturing.placing.follow import Follower
 from visattn.core.capturing.placing.nodes import Nodes
 from visattn.core.capturing.placing.numbers import holds_number
 from visattn.core.capturing.placing.operation_table import ROWS, contents_of
-from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole
+from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, whole
 from visattn.core.capturing.placing.steps import Recorder, Step
 from visattn.core.capturing.placing.work import Unproven
-from visattn.core.capturing.tokens.planes import Planes
+from visattn.core.capturing.tokens.planes import PADDING, Planes
 
 aten = torch.ops.aten
 
@@ -298,13 +298,19 @@ def test_a_sum_of_as_many_ones_as_the_image_sets_is_lost() -> None:
 
 def test_made_tensors_are_constants_zeros_or_unknown() -> None:
     work = at_work(two_images(), "x", (2, 3), (4,))
-    for rule, kind, code in ((constants.constant, "learned", LEARNED), (constants.nothing, "learned", PADDING), (constants.uninitialized, "lost", LOST)):
+    for rule, kind, code in (
+        (constants.constant, "learned", LEARNED),
+        (constants.nothing, "learned", PADDING),
+        (constants.uninitialized, "lost", LOST),
+    ):
         made = rule(work)
         assert isinstance(made, list)
         assert [places.kind for places in made] == [kind] * 2
         assert [tuple(places.shape) for places in made] == [(2, 3), (4,)]
         assert made[0].codes.tolist() == [[code] * 3] * 2
-    assert constants.uninitialized(work)[0].name == "memory that was never written"  # type: ignore[index]
+    unwritten = constants.uninitialized(work)
+    assert isinstance(unwritten, list)
+    assert unwritten[0].name == "memory that was never written"
 
 
 def look_up(planes: Planes, table: Places, indices: Places, index: Tensor | None = None) -> Places:

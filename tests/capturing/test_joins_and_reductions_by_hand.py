@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, placed, two_images
+from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, noted, placed, two_images
 from visattn.core.capturing.placing import moves, reductions
 from visattn.core.capturing.placing.places import LOST, Places, whole
 from visattn.core.capturing.placing.work import Result, Unproven
@@ -98,7 +98,7 @@ def test_channels_and_different_cells_are_no_copies() -> None:
     turned = source._replace(codes=source.codes.flip(1))
     for order in ((source, turned), (turned, source)):
         assert join(planes, *order, dim=2).copies is not None
-    upper, lower = (placed(part) for part in source.codes.split([4, 8], 1))
+    upper, lower = (placed(part) for part in (source.codes[:, :4], source.codes[:, 4:]))
     assert join(planes, upper, lower, dim=1).copies is None
     assert join(planes, placed(source.codes[:, :5]), lower, dim=1).copies is not None
     token = members(planes, "cls", 1)[:, None].expand(2, 1, 5)
@@ -114,13 +114,13 @@ def test_channels_and_different_cells_are_no_copies() -> None:
 
 def test_notes_of_all_parts_hold_for_what_is_joined() -> None:
     planes = two_images()
-    upper, lower = (placed(part) for part in tokens(planes).codes.split([4, 8], 1))
+    upper, lower = (placed(part) for part in (tokens(planes).codes[:, :4], tokens(planes).codes[:, 4:]))
     for field in ("mixture", "leaning"):
         for a, b in ((False, False), (False, True), (True, False)):
-            joined = join(planes, upper._replace(**{field: a}), lower._replace(**{field: b}), dim=1)
+            joined = join(planes, noted(upper, **{field: a}), noted(lower, **{field: b}), dim=1)
             assert getattr(joined, field) is (a or b)
-    for a, b in (((1, "a", 0), (2, "b", 0)), ((2, "b", 0), (1, "a", 0)), (None, (2, "b", 0))):
-        assert join(planes, upper._replace(behind=a), lower._replace(behind=b), dim=1).behind == (2, "b", 0)
+    for first, second in (((1, "a", 0), (2, "b", 0)), ((2, "b", 0), (1, "a", 0)), (None, (2, "b", 0))):
+        assert join(planes, upper._replace(behind=first), lower._replace(behind=second), dim=1).behind == (2, "b", 0)
 
 
 def test_empty_tensors_join_nothing_and_without_tokens_there_is_nothing_to_join() -> None:
@@ -151,7 +151,9 @@ def test_scores_are_joined_to_scores_and_to_constants_only() -> None:
 # --- reductions
 
 
-def reduce(planes: Planes, source: Places, shape: tuple[int, ...], *more: tuple[int, ...], name: str = "mean", **given: Any) -> list[Places]:
+def reduce(
+    planes: Planes, source: Places, shape: tuple[int, ...], *more: tuple[int, ...], name: str = "mean", **given: Any
+) -> list[Places]:
     result = reductions.reduced(at_work(planes, name, shape, *more, self=source, **given))
     assert isinstance(result, list)
     return result
@@ -190,9 +192,10 @@ def test_merged_cells_are_one_larger_cell(dim: Any, shape: tuple[int, ...], cell
 def test_a_reduction_of_all_axes_has_one_result_or_is_unproven() -> None:
     planes = Planes(1, (24, 40), CPU)
     codes = grid(planes, 3, 4)[0]
-    for given in ({}, {"dim": []}):
+    all_axes: list[dict[str, Any]] = [{}, {"dim": []}]
+    for given in all_axes:
         (merged,) = reduce(planes, placed(codes), (), **given)
-        assert merged.codes.tolist() == grid(planes, 1, 1).item()
+        assert torch.equal(merged.codes, grid(planes, 1, 1)[0, 0, 0])
     (scalar,) = reduce(planes, placed(codes[1, 2]), ())
     assert torch.equal(scalar.codes, codes[1, 2])
     (scalar,) = reduce(planes, placed(codes[1, 2]), (), dim=0)
@@ -211,7 +214,12 @@ def test_merged_cells_lean_if_they_were_weighted_or_some_occur_more_often() -> N
     planes = two_images()
     source = tokens(planes)
     repeated = placed(torch.cat([source.codes, source.codes[:, :1]], 1))
-    for places, leans in ((source, False), (source._replace(weighted=True), True), (repeated, True), (source._replace(leaning=True), False)):
+    for places, leans in (
+        (source, False),
+        (source._replace(weighted=True), True),
+        (repeated, True),
+        (source._replace(leaning=True), False),
+    ):
         assert reduce(planes, places, (2, 5), dim=1)[0].leaning is leans
     for places in (source, source._replace(weighted=True), repeated):
         assert reduce(planes, places, places.shape[:2], dim=2)[0].leaning is False
@@ -274,7 +282,10 @@ def order(planes: Planes, name: str, source: Places, *shapes: tuple[int, ...], *
 
 def test_channels_of_one_token_may_be_ordered_and_tokens_may_not() -> None:
     planes = two_images()
-    source, first_axis = tokens(planes, others=tokens(planes).codes), placed(grid(planes, 3, 4).flatten(1)[:, None].expand(2, 7, 12))
+    source, first_axis = (
+        tokens(planes, others=tokens(planes).codes),
+        placed(grid(planes, 3, 4).flatten(1)[:, None].expand(2, 7, 12)),
+    )
     for name, given in (("sort", {}), ("argsort", {}), ("argmax", {"dim": -1}), ("cumsum", {"dim": 2})):
         for places in order(planes, name, source, (2, 12, 5), (2, 12, 5), **given):
             assert torch.equal(places.codes, source.codes)

@@ -49,7 +49,9 @@ def test_the_first_tap_lies_as_far_from_the_new_cell_as_stride_and_padding_say(n
         ((2,), {"stride": 4, "dilation": 3}),
     ],
 )
-def test_values_of_a_kernel_do_not_matter_if_each_window_lies_in_its_own_cell(taps: tuple[int, ...], given: dict[str, Any]) -> None:
+def test_values_of_a_kernel_do_not_matter_if_each_window_lies_in_its_own_cell(
+    taps: tuple[int, ...], given: dict[str, Any]
+) -> None:
     assert kind_of(taps, given) is None
 
 

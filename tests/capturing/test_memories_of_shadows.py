@@ -243,7 +243,25 @@ def test_zeros_are_learned_padding_and_whole_tensors_have_one_code() -> None:
 
 def test_places_tell_nothing_that_was_not_found() -> None:
     plain = Places("placed", codes_of(1))
-    assert plain[2:] == (None, None, "", None, None, True, False, False, Drift(), None, False, None, False, False, False, False, "")
+    assert plain[2:] == (
+        None,
+        None,
+        "",
+        None,
+        None,
+        True,
+        False,
+        False,
+        Drift(),
+        None,
+        False,
+        None,
+        False,
+        False,
+        False,
+        False,
+        "",
+    )
     assert (plain.placed, plain.located, plain.shape) == (True, True, (1,))
     assert plain.after((3, "a", 1)).behind == (3, "a", 1)
     assert plain._replace(embedding=4).stream != plain.stream != plain.after((3, "a", 1)).stream

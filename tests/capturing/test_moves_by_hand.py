@@ -103,7 +103,9 @@ def test_a_view_has_the_codes_in_the_same_order_unless_it_reads_another_dtype() 
     assert isinstance(viewed, Places)
     for number, field in enumerate(("codes", "columns", "copies", "others")):
         assert torch.equal(getattr(viewed, field), torch.arange(12).view(3, 4) + 1000 * number)
-    assert single(moves.shaped(at_work(two_images(), "view", (3, 4), self=source._replace(others=None), size=[3, 4]))).others is None
+    assert (
+        single(moves.shaped(at_work(two_images(), "view", (3, 4), self=source._replace(others=None), size=[3, 4]))).others is None
+    )
     with pytest.raises(Unproven, match=r"^view$"):
         moves.shaped(at_work(two_images(), "view", (2, 6), self=source, dtype=torch.int32))
 
@@ -220,7 +222,9 @@ def two_stages(planes: Planes) -> Places:
     return placed(codes[..., None].expand(2, 16, 5))
 
 
-def choose(planes: Planes, source: Places, picked: Tensor, index: Any, *, name: str = "gather", sets: bool = False) -> tuple[Places | None, Work]:
+def choose(
+    planes: Planes, source: Places, picked: Tensor, index: Any, *, name: str = "gather", sets: bool = False
+) -> tuple[Places | None, Work]:
     work = at_work(planes, name, picked.shape, self=source, dim=1, index=index)
     work.step.contents, work.sets = {"index": picked}, sets
     return moves.chosen(work), work
@@ -268,7 +272,10 @@ def test_padding_has_no_code_and_the_number_of_the_first_copy() -> None:
         assert made.codes.tolist() == [[-1, 1, 2, -1, -1], [-1, 3, 4, -1, -1]]
         assert made.copies is not None
         assert made.copies.tolist() == [[0, 5, 6, 0, 0], [0, 7, 8, 0, 0]]
-    assert single(moves.padded_by(at_work(planes, "constant_pad_nd", (2, 3), self=source._replace(copies=None), pad=[1, 0]))).copies is None
+    assert (
+        single(moves.padded_by(at_work(planes, "constant_pad_nd", (2, 3), self=source._replace(copies=None), pad=[1, 0]))).copies
+        is None
+    )
     for name, first in (("reflection_pad1d", [2, 4]), ("replication_pad1d", [1, 3])):
         made = single(moves.mirrored(at_work(planes, name, (2, 3), self=source, padding=[1, 0])))
         assert made.codes.tolist() == [[first[0], 1, 2], [first[1], 3, 4]]

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, placed, two_images
 from visattn.core.capturing.placing import pointwise
-from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole
+from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, whole
 from visattn.core.capturing.placing.work import Unproven
-from visattn.core.capturing.tokens.planes import Planes
+from visattn.core.capturing.tokens.planes import PADDING, Planes
 from visattn.core.geometry import Box
 
 
 def combine(planes: Planes, *operands: Places, name: str = "mul", sets: bool = False, **named: Places) -> Places:
     given = {f"tensor{number}": operand for number, operand in enumerate(operands)} | named
-    shape = torch.broadcast_shapes(*(operand.shape for operand in given.values()))
+    shape = torch.broadcast_shapes(*(operand.shape for operand in given.values()))  # type: ignore[no-untyped-call]
     work = at_work(planes, name, shape, **given)
     work.sets = sets
     result = pointwise.combined(work)
@@ -66,7 +66,9 @@ def test_results_of_another_shape_are_unknown() -> None:
     planes = two_images()
     source = tokens(planes)
     work = at_work(planes, "frexp", (2, 12, 5), (2, 12, 1), self=source)
-    assert [places.kind for places in pointwise.combined(work)] == ["placed", "lost"]
+    result = pointwise.combined(work)
+    assert isinstance(result, list)
+    assert [places.kind for places in result] == ["placed", "lost"]
 
 
 def test_an_operand_of_another_input_must_be_the_same_at_all_positions() -> None:
@@ -246,7 +248,10 @@ def test_a_mean_over_a_cell_meets_the_tokens_in_it_only() -> None:
     refused(planes, source, one(planes, upper))
     leaning_source = source._replace(leaning=True)
     assert combine(planes, leaning_source, one(planes)).leaning
-    halves, row = tokens(planes, 1, 2), placed(grid(planes, 3, 1)[:, 1:2].expand(2, 1, 5))  # their centers lie in the second of three rows
+    halves, row = (
+        tokens(planes, 1, 2),
+        placed(grid(planes, 3, 1)[:, 1:2].expand(2, 1, 5)),
+    )  # their centers lie in the second of three rows
     assert torch.equal(combine(planes, halves, row).codes, halves.codes)
     assert torch.equal(combine(planes, row, halves).codes, halves.codes)
     upper_tokens = placed(source.codes[:, :8])  # their centers lie in it, or half a cell below
@@ -411,29 +416,3 @@ def test_one_word_is_not_taken_for_several_tokens_nor_other_members_for_the_same
     assert torch.equal(combine(planes, word_places(words), along_channels, sets=True).codes, word_places(words).codes)
     of_image = planes.codes(planes.set_of("word", 7))[1]
     assert torch.equal(combine(planes, word_places(words), word_places(of_image), sets=True).codes, word_places(of_image).codes)
-
-
-# --- what is added to a product
-
-
-def add(planes: Planes, made: Places, term: Places) -> Places:
-    work = at_work(planes, "addmm", made.shape, self=term, made=made)
-    node, result = work.nodes()
-    work.step.outs = (result,)
-    return pointwise.with_added(work, made, node)
-
-
-def test_a_term_is_added_to_a_product_as_to_any_tensor() -> None:
-    planes = two_images()
-    made, elsewhere = tokens(planes, behind=(1, "a", 0)), tokens(planes)._replace(codes=tokens(planes).codes.flip(1))
-    for term in (learned(12, 5), foreign(12, 5, positions="given"), foreign(5)):
-        assert add(planes, made, term) is made
-    assert add(planes, made, tokens(planes, behind=(3, "b", 0))).behind == (3, "b", 0)
-    assert torch.equal(add(planes, made, one(planes)).codes, made.codes)
-    for term, why in ((foreign(12, 1), "text"), (foreign(12, 1, name=""), "addmm"), (elsewhere, "addmm")):
-        with pytest.raises(Unproven, match=f"^{why}$"):
-            add(planes, made, term)
-    scores = made._replace(columns=made.codes)
-    assert add(planes, scores, elsewhere) is scores
-    word_product = Places("learned", made.codes)
-    assert add(planes, word_product, foreign(12, 1)) is word_product

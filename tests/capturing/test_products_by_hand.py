@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, placed, two_images
+from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, noted, placed, two_images
 from visattn.core.capturing.placing import products
 from visattn.core.capturing.placing.places import UNWATCHED, Places, whole
 from visattn.core.capturing.placing.work import Result, Unproven
@@ -154,7 +153,10 @@ def test_a_matrix_from_a_cell_that_holds_all_tokens_is_a_layer() -> None:
         assert torch.equal(result.copies, torch.arange(12)[:, None].expand(12, 7))
     for count in (2, 7):  # in a batch as well
         narrow = placed(image.expand(1, 4, count))
-        for result in (bmm(planes, tokens(codes[None], 4), narrow), turned(bmm(planes, turned(narrow), turned(tokens(codes[None], 4))))):
+        for result in (
+            bmm(planes, tokens(codes[None], 4), narrow),
+            turned(bmm(planes, turned(narrow), turned(tokens(codes[None], 4)))),
+        ):
             assert result.columns is None
             assert torch.equal(result.codes, codes[None, :, None].expand(1, 12, count))
     for other in (matrix._replace(leaning=True), placed(grid(planes, 2, 1)[0, 0, 0].expand(4, 7))):
@@ -320,7 +322,7 @@ def test_scores_of_words_are_summed_over_these_words_only() -> None:
         assert result.copies is not None
         assert torch.equal(result.copies, torch.arange(2)[:, None, None].expand(2, 12, 5))
     assert bmm(planes, weights, Places("learned", words[:, None].expand(2, 7, 1))).placed
-    swapped = weights._replace(codes=weights.columns, columns=weights.codes)
+    swapped = noted(weights, codes=weights.columns, columns=weights.codes)
     assert torch.equal(bmm(planes, swapped, values).codes, weights.codes[..., :1].expand(2, 12, 5))
     for codes in (others[:, None].expand(2, 7, 5), words.flip(0)[:, None].expand(2, 7, 5), words[:5].expand(2, 7, 5)):
         refused(planes, weights, Places("learned", codes))
@@ -374,9 +376,12 @@ def test_a_linear_layer_mixes_the_last_axis_also_of_scores_of_heads() -> None:
     made = linear(planes, scores, input=scores)
     assert made.columns is not None
     assert torch.equal(made.columns, source.codes.flip(1)[..., :1].expand(2, 3, 4, 7))
-    for field in ({"columns": grid(planes, 1, 5)[:, :, None].expand(2, 3, 4, 5)}, {"codes": grid(planes, 1, 5)[:, :, None].expand(2, 3, 4, 5)}):
+    for field in (
+        {"columns": grid(planes, 1, 5)[:, :, None].expand(2, 3, 4, 5)},
+        {"codes": grid(planes, 1, 5)[:, :, None].expand(2, 3, 4, 5)},
+    ):
         with pytest.raises(Unproven, match=r"^linear$"):
-            linear(planes, scores, input=scores._replace(**field))
+            linear(planes, scores, input=noted(scores, **field))
 
 
 def test_a_product_takes_all_that_it_knows_by_name() -> None:
@@ -385,41 +390,3 @@ def test_a_product_takes_all_that_it_knows_by_name() -> None:
     work = at_work(planes, "bmm", (2, 12, 7), self=left, mat2=right)
     made = products.product(work=work, left=left, right=right, weight=True)
     assert torch.equal(made.codes, left.codes[..., :1].expand(2, 12, 7))
-
-
-def by_vector(planes: Planes, name: str, shape: Sequence[int], left: Places, right: Places) -> Places:
-    given = {"self": left, {"mv": "vec", "dot": "tensor", "vdot": "tensor"}.get(name, ""): right}
-    return single(products.by_vector(at_work(planes, name, shape, **given)))
-
-
-def test_products_with_vectors() -> None:
-    planes = two_images()
-    codes, image = grid(planes, 3, 4)[1].flatten(), grid(planes, 1, 1)[1, 0]
-    assert torch.equal(by_vector(planes, "mv", (12,), tokens(codes, 5), learned(5)).codes, codes)
-    merged = by_vector(planes, "mv", (5,), turned(tokens(codes, 5)), learned(12))
-    assert torch.equal(merged.codes, image.expand(5))
-    assert (merged.leaning, merged.mixture) == (True, False)
-    spread = by_vector(planes, "mv", (7,), learned(7, 12), placed(codes))
-    assert torch.equal(spread.codes, image.expand(7))
-    assert spread.mixture
-    for name in ("dot", "vdot"):
-        for left, right in ((placed(codes), learned(12)), (learned(12), placed(codes))):
-            result = by_vector(planes, name, (), left, right)
-            assert result.shape == ()
-            assert torch.equal(result.codes, image[0])
-
-
-@pytest.mark.parametrize(("name", "names"), [("addmm", ("mat1", "mat2")), ("baddbmm", ("batch1", "batch2"))])
-def test_a_term_is_added_unless_its_factor_is_zero(name: str, names: tuple[str, str]) -> None:
-    planes = two_images()
-    codes = grid(planes, 3, 4)[0].flatten().expand(*((1,) if name == "baddbmm" else ()), 12)
-    left, right = tokens(codes, 4), learned(*codes.shape[:-1], 4, 7)
-    elsewhere = placed(codes.flip(-1)[..., None].expand(*codes.shape, 7))
-    for beta, proven in ((0, True), (1, False), (2, False), (None, False)):
-        work = at_work(planes, name, (*codes.shape, 7), self=elsewhere, beta=beta, **dict(zip(names, (left, right), strict=True)))
-        work.step.outs = next(work.nodes()), None
-        if proven:
-            assert torch.equal(single(products.multiplied(work)).codes, codes[..., None].expand(*codes.shape, 7))
-            continue
-        with pytest.raises(Unproven, match=f"^{name}$"):
-            products.multiplied(work)

@@ -65,7 +65,17 @@ def test_values_count_as_those_of_the_tokens_that_read_them() -> None:
 
 @pytest.mark.parametrize(
     ("right", "down", "cells"),
-    [(0, 0, 0), (2.5, 0, 0.25), (-2.5, 0, 0.25), (0, 2, 0.25), (5, 0, 0.5), (0, -4, 0.5), (5, 5, math.inf), (5.5, 0, math.inf), (2.6, 0, 0.5)],
+    [
+        (0, 0, 0),
+        (2.5, 0, 0.25),
+        (-2.5, 0, 0.25),
+        (0, 2, 0.25),
+        (5, 0, 0.5),
+        (0, -4, 0.5),
+        (5, 5, math.inf),
+        (5.5, 0, math.inf),
+        (2.6, 0, 0.5),
+    ],
 )
 def test_the_drift_is_the_largest_distance_of_a_point_in_cells_of_its_token(right: float, down: float, cells: float) -> None:
     planes = two_images()

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from tests.capturing.test_work_of_a_step import at_work, learned, two_images
 from visattn.core.capturing.placing import constants, mixing, moves, pointwise, products, reductions
+from visattn.core.capturing.placing.kernels import Kernel
 from visattn.core.capturing.placing.nodes import Nodes, shape_of, storage_of, tensors_in_nodes
 from visattn.core.capturing.placing.operation_table import ROWS, SOFTMAXES, _plain_name, contents_of, row_of
 from visattn.core.capturing.placing.steps import Recorder, Step, depends_on_values, signature_of
@@ -163,7 +164,9 @@ def test_normalizations_and_statistics_mix_their_axes() -> None:
     ],
 )
 def test_a_kernel_of_one_position_mixes_channels(kernel: tuple[int, int], given: Any, channels: int, axes: Any) -> None:
-    work = at_work(two_images(), "convolution", (2, channels, 3, 4), input=learned(2, 5, 3, 4), weight=learned(7, 5, *kernel), **given)
+    work = at_work(
+        two_images(), "convolution", (2, channels, 3, 4), input=learned(2, 5, 3, 4), weight=learned(7, 5, *kernel), **given
+    )
     assert mixing.by_kernel(work, next(work.nodes())) == axes
 
 
@@ -280,9 +283,13 @@ def test_a_shape_depends_on_what_tensors_hold_if_elements_are_counted() -> None:
         x[torch.tensor([0, 1])]
 
     nodes, steps = recorded(call, torch.zeros(3, 4), mask)
-    dynamic = {step.op._schema.name: [nodes.facts[node].dynamic for node in step.outs if node is not None] for step in steps if step.op}
+    dynamic = {
+        step.op._schema.name: [nodes.facts[node].dynamic for node in step.outs if node is not None] for step in steps if step.op
+    }
     assert dynamic["aten::mul"] == dynamic["aten::add"] == [True]
-    results = [nodes.facts[node].dynamic for step in steps if step.op is aten.index.Tensor for node in step.outs if node is not None]
+    results = [
+        nodes.facts[node].dynamic for step in steps if step.op is aten.index.Tensor for node in step.outs if node is not None
+    ]
     assert results == [True, False]
     assert nodes.dynamic
     whole = nodes.of(torch.zeros(2, 4))
@@ -306,6 +313,14 @@ def test_lengths_are_noted_only_where_they_depend_on_values() -> None:
     recorder.read_length(y)
     recorder.read(x)
     assert [step.given for step in recorder.taken()] == [{"length": second}, {"read": first}]
+
+
+def test_a_convolution_notes_what_its_kernel_says_about_places() -> None:
+    weight = torch.zeros(7, 5, 3, 1)
+    weight[0, 0, 2, 0] = 1
+    calls = (lambda x: torch.conv2d(x, weight, padding=(1, 0)), lambda x: torch.conv2d(x, weight, stride=(3, 1)), lambda x: x + 1)
+    kernels = [recorded(call, torch.zeros(2, 5, 6, 4))[1][-1].kernel for call in calls]
+    assert kernels == [Kernel(centered=False, tap=(2, 0)), None, None]
 
 
 def test_random_operations_are_told_by_their_tag() -> None:

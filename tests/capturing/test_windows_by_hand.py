@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, placed, two_images
 from visattn.core.capturing.placing import windows
-from visattn.core.capturing.placing.places import Places, whole
 from visattn.core.capturing.placing.kernels import Kernel
+from visattn.core.capturing.placing.places import Places, whole
 from visattn.core.capturing.placing.work import Unproven, Work
 from visattn.core.capturing.tokens.codes import Geometry2d
 from visattn.core.capturing.tokens.planes import Planes
@@ -85,9 +85,7 @@ def test_a_resampling_takes_all_that_it_knows_by_name() -> None:
     planes = two_images()
     source = maps(planes, 6, 8, 1)
     work = at_work(planes, "convolution", (2, 1, 12, 16), input=source)
-    made = windows.resampled(
-        work=work, codes=source.codes, axes=2, reach=(2, 2), stride=(2, 2), padding=(0, 0), transposed=True
-    )
+    made = windows.resampled(work=work, codes=source.codes, axes=2, reach=(2, 2), stride=(2, 2), padding=(0, 0), transposed=True)
     assert torch.equal(made, maps(planes, 12, 16, 1).codes)
     geometry = Geometry2d((2, 2), (2, 2), (0, 0))
     assert torch.equal(windows._resampled_maps(work=work, codes=source.codes, geometry=geometry, transposed=True), made)
@@ -174,7 +172,14 @@ def test_a_resizing_reads_each_new_cell_from_half_a_cell_or_one_pixel_around_its
 
 
 @pytest.mark.parametrize(
-    "name", ["upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_nearest2d", "_adaptive_avg_pool2d", "mkldnn_adaptive_avg_pool2d"]
+    "name",
+    [
+        "upsample_bilinear2d",
+        "_upsample_bilinear2d_aa",
+        "upsample_nearest2d",
+        "_adaptive_avg_pool2d",
+        "mkldnn_adaptive_avg_pool2d",
+    ],
 )
 def test_a_resized_grid_covers_the_same_box(name: str) -> None:
     planes = two_images()
@@ -341,8 +346,8 @@ def test_tokens_that_are_channels_are_mixed_into_one_cell_that_may_lean(channels
 def test_a_kernel_from_the_image_is_refused_and_so_is_a_bias() -> None:
     planes = two_images()
     source = maps(planes, 6, 8, 3)
-    with pytest.raises(Unproven, match="^a kernel that comes from the image$"):
+    with pytest.raises(Unproven, match=r"^a kernel that comes from the image$"):
         convolve(planes, learned(2, 3, 6, 8), (2, 3, 6, 8), (1, 1), weight=maps(planes, 1, 1, 3))
     for name in ("weight", "bias"):
-        with pytest.raises(Unproven, match="^roll$"):
+        with pytest.raises(Unproven, match=r"^roll$"):
             convolve(planes, source, (2, 3, 6, 8), (1, 1), **{name: whole("lost", (3, 3, 1, 1), CPU, "roll")})

@@ -27,7 +27,9 @@ def pool_line(planes: Planes, source: Places, count: int, kernel: int | None, st
     if kernel is None:
         result = windows.adapted(at_work(planes, "adaptive_avg_pool1d", shape, self=source, output_size=[count]))
     else:
-        result = windows.pooled(at_work(planes, "avg_pool1d", shape, self=source, kernel_size=[kernel], stride=[stride or kernel]))
+        result = windows.pooled(
+            at_work(planes, "avg_pool1d", shape, self=source, kernel_size=[kernel], stride=[stride or kernel])
+        )
     assert isinstance(result, list)
     return result[0]
 
@@ -44,7 +46,7 @@ def test_windows_on_a_line_of_tokens_are_the_cells_that_they_merge(kernel: bool,
 @pytest.mark.parametrize(("count", "kernel", "stride"), [(5, None, None), (2, 5, 5), (3, 3, 3), (3, 4, 3), (2, 6, 5)])
 def test_windows_that_overlap_or_leave_tokens_out_are_unproven(count: int, kernel: int | None, stride: int | None) -> None:
     planes = two_images()
-    with pytest.raises(Unproven, match="pool1d$"):
+    with pytest.raises(Unproven, match=r"pool1d$"):
         pool_line(planes, lines(grid(planes, 3, 4).flatten(1)), count, kernel, stride)
 
 
@@ -158,7 +160,9 @@ def test_zeros_around_a_map_that_is_resized_must_not_move_it() -> None:
 # --- clips
 
 
-def pool_clip(planes: Planes, codes: Tensor, size: tuple[int, ...], kernel: list[int], name: str = "avg_pool3d", **given: Any) -> Tensor:
+def pool_clip(
+    planes: Planes, codes: Tensor, size: tuple[int, ...], kernel: list[int], name: str = "avg_pool3d", **given: Any
+) -> Tensor:
     """Return the codes of pooled clips, `(clips, frames, rows, columns)`, from codes in the same form."""
     source = placed(codes[:, None].expand(len(codes), 5, *codes.shape[1:]))
     work = at_work(planes, name, (len(codes), 5, *size), self=source, kernel_size=kernel, **given)
@@ -260,6 +264,7 @@ FOLDS: dict[str, tuple[tuple[int, int], tuple[int, int], dict[str, Any], bool]] 
     "centers at the edge of their cells": ((4, 2), (12, 8), {"kernel_size": [4, 4], "stride": [4, 4], "padding": [2, 0]}, True),
     "centers beside their cells": ((4, 2), (12, 8), {"kernel_size": [6, 4], "stride": [4, 4], "padding": [4, 0]}, False),
     "pixels of broken sizes": ((4, 4), (15, 16), {"kernel_size": [4, 4], "stride": [4, 4], "padding": [2, 0]}, True),
+    "padding beside": ((2, 4), (6, 6), {"kernel_size": [4, 4], "stride": [2, 2], "padding": [0, 2]}, True),
     "windows that overlap": ((3, 2), (12, 8), {"kernel_size": [6, 4], "stride": [4, 4], "padding": [1, 0]}, True),
     "gaps": ((3, 2), (12, 8), {"kernel_size": [4, 4], "stride": [4, 4], "dilation": [1, 2]}, False),
     "another number of windows in a row": ((3, 2), (8, 12), {"kernel_size": [4, 4], "stride": [4, 4]}, False),
@@ -297,5 +302,3 @@ def test_windows_in_another_order_and_taps_from_several_cells_are_not_put_back()
             windows.folded(at_work(planes, "col2im", (2, 5, 12, 8), self=placed(others), **given))
     with pytest.raises(Unproven, match=r"^col2im$"):
         windows.folded(at_work(planes, "col2im", (5, 12, 8), self=placed(codes[0]), **given))
-
-

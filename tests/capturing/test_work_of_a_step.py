@@ -36,6 +36,11 @@ def placed(codes: Tensor, **fields: Any) -> Places:
     return Places("placed", codes, **fields)
 
 
+def noted(places: Places, **fields: Any) -> Places:
+    """Return places with other notes, given by name."""
+    return places._replace(**fields)
+
+
 def learned(*shape: int, name: str = "") -> Places:
     return whole("learned", shape, CPU, name)
 

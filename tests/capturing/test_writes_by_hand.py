@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.test_work_of_a_step import CPU, at_work, learned, placed, two_images
+from tests.capturing.test_work_of_a_step import CPU, at_work, learned, noted, placed, two_images
 from visattn.core.capturing.placing import writes
 from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole, zeros
 from visattn.core.capturing.placing.work import Result, Unproven, Work
@@ -56,7 +56,12 @@ PUT: dict[str, tuple[tuple[int, ...], dict[str, Any], dict[str, Any], list[Any]]
         [[10, P, 11, 12], [P, P, P, 13]],
     ),
     "put": ((2, 4), {"source": VALUES}, {"index": torch.tensor([[7, 0, 2], [4, 1, 3]])}, [[11, 14, 12, 15], [13, P, P, 10]]),
-    "select_scatter": ((2, 3, 2), {"src": VALUES, "dim": 2, "index": 1}, {}, [[[P, 10], [P, 11], [P, 12]], [[P, 13], [P, 14], [P, 15]]]),
+    "select_scatter": (
+        (2, 3, 2),
+        {"src": VALUES, "dim": 2, "index": 1},
+        {},
+        [[[P, 10], [P, 11], [P, 12]], [[P, 13], [P, 14], [P, 15]]],
+    ),
     "slice_scatter": ((2, 4), {"src": VALUES, "dim": 1, "start": 1, "end": 4}, {}, [[P, 10, 11, 12], [P, 13, 14, 15]]),
 }
 
@@ -90,7 +95,9 @@ def test_a_number_that_is_written_is_a_constant_and_zero_is_padding(value: float
 def test_one_element_that_fills_others_gives_them_its_place() -> None:
     value = placed(codes_of(7))
     target = learned(2, 3)
-    filled = single(writes.written(writing("index_fill", (2, 3), {"index": torch.tensor([2, 0])}, self=target, dim=1, value=value)))
+    filled = single(
+        writes.written(writing("index_fill", (2, 3), {"index": torch.tensor([2, 0])}, self=target, dim=1, value=value))
+    )
     assert filled.codes.tolist() == [[7, LEARNED, 7]] * 2
     assert single(writes.filled(writing("fill", (2, 3), self=target, value=value))).codes.tolist() == [[7] * 3] * 2
     assert single(writes.filled(writing("fill", (2, 3), self=target))).codes.tolist() == [[PADDING] * 3] * 2
@@ -132,7 +139,7 @@ def test_notes_of_target_and_value_hold_for_both() -> None:
     image = placed(codes_of([[1, 2, 3, 4], [5, 6, 7, 8]]), name="target", embedding=3)
     for field in ("mixture", "leaning"):
         for a, b in ((False, False), (False, True), (True, False)):
-            assert getattr(put(image._replace(**{field: a}), VALUES._replace(**{field: b})), field) is (a or b)
+            assert getattr(put(noted(image, **{field: a}), noted(VALUES, **{field: b})), field) is (a or b)
     assert put(image._replace(behind=(3, "a", 0)), VALUES._replace(behind=(2, "b", 0))).behind == (3, "a", 0)
     assert put(image, VALUES._replace(name="value")).name == "value"
     assert put(image, learned(2, 3, name="value")).name == "target"
