@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tests.capturing.test_work_of_a_step import CPU, grid, learned, placed, two_images
 from visattn.core.capturing.placing.nodes import Facts
-from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole, zeros
+from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, whole, zeros
 from visattn.core.capturing.placing.shadows import Shadows, _Memory
+from visattn.core.capturing.tokens.planes import PADDING
 from visattn.core.capturing.tokens.points import Drift
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, placed, two_images
 from visattn.core.capturing.placing import moves
 from visattn.core.capturing.placing.copies import copies_behind, numbered, occurrences
-from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole
+from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, whole
 from visattn.core.capturing.placing.work import Result, Unproven, Work
-from visattn.core.capturing.tokens.planes import Planes
+from visattn.core.capturing.tokens.planes import PADDING, Planes
 
 
 def single(result: Result) -> Places:

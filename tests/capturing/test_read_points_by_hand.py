@@ -138,7 +138,7 @@ def test_the_cells_of_tokens_and_the_map_are_measured_in_pixels() -> None:
     assert cells.center.shape == cells.size.shape == (1, 3, 4, 2)
     assert cells.center[0, :, :, 0].tolist() == [[5, 15, 25, 35]] * 3
     assert cells.center[0, :, 0, 1].tolist() == [4, 12, 20]
-    assert cells.size.unique(dim=2)[0, 0, 0].tolist() == [10, 8]
+    assert torch.equal(cells.size, torch.tensor([10.0, 8.0], dtype=torch.float64).expand(1, 3, 4, 2))
     assert (cells.middle.tolist(), cells.reach.tolist(), cells.padding) == ([25, 16], [20, 12], 2)
     aligned = samples._asking_cells(reading(planes, values, askers(planes), align_corners=True), values.codes, codes)
     assert (aligned.middle.tolist(), aligned.reach.tolist(), aligned.padding) == ([25, 16], [17.5, 10], 0)

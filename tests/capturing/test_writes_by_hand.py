@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tests.capturing.test_work_of_a_step import CPU, at_work, learned, noted, placed, two_images
 from visattn.core.capturing.placing import writes
-from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, PADDING, Places, whole, zeros
+from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, whole, zeros
 from visattn.core.capturing.placing.work import Result, Unproven, Work
+from visattn.core.capturing.tokens.planes import PADDING
 
 P = PADDING
 
@@ -76,7 +77,7 @@ def test_codes_are_put_where_the_values_are(name: str) -> None:
 
 
 def test_a_diagonal_is_overwritten() -> None:
-    given = {"src": placed(codes_of([[10, 20], [11, 21]])), "offset": 1, "dim1": 1, "dim2": 2}
+    given: dict[str, Any] = {"src": placed(codes_of([[10, 20], [11, 21]])), "offset": 1, "dim1": 1, "dim2": 2}
     result = single(writes.written(writing("diagonal_scatter", (2, 2, 3), self=zeros((2, 2, 3), CPU), **given)))
     assert result.codes.tolist() == [[[P, 10, P], [P, P, 20]], [[P, 11, P], [P, P, 21]]]
 
