@@ -140,6 +140,13 @@ def test_positions_and_flags_of_other_inputs_stay_such_until_they_read_a_table()
         assert looked_up.behind(lambda table, index: torch.embedding(table, index)).positions == positions
 
 
+def test_rows_that_another_input_picks_have_the_name_of_that_input() -> None:
+    state = Pass(two_images(), learned(6, 4, name="word"), foreign(2), dtypes=(torch.float32, torch.int64))
+    rows = state.behind(lambda table, index: torch.embedding(table, index))
+    assert (rows.kind, rows.name) == ("foreign", "text")
+    assert Pass(two_images(), learned(6, 4, name="word")).behind(lambda table: table.flip(0)).name == "word"
+
+
 def test_a_result_that_only_chooses_constants_is_lost() -> None:
     planes = two_images()
     codes = torch.full((2, 12, 5), LEARNED, dtype=torch.int32)

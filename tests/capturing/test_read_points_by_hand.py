@@ -144,6 +144,13 @@ def test_the_cells_of_tokens_and_the_map_are_measured_in_pixels() -> None:
     assert (aligned.middle.tolist(), aligned.reach.tolist(), aligned.padding) == ([25, 16], [17.5, 10], 0)
 
 
+def test_maps_of_odd_sizes_have_their_middle_between_two_pixels() -> None:
+    planes = two_images()
+    values = maps(planes, Box(4, 5, 27, 44))
+    cells = samples._asking_cells(reading(planes, values, askers(planes)), values.codes, grid(planes, 3, 4))
+    assert (cells.middle.tolist(), cells.reach.tolist()) == ([24.5, 15.5], [19.5, 11.5])
+
+
 def test_tokens_with_several_points_have_one_cell_and_tokens_of_each_image_their_own() -> None:
     planes = two_images()
     values, codes = maps(planes), grid(planes, 3, 4).flatten(1)[..., None].expand(2, 12, 9)

@@ -75,6 +75,15 @@ def test_each_operation_has_the_rule_of_its_name(op: OpOverload, name: str, rule
         assert (None if row is None else row.rule) is rule
 
 
+def test_elementwise_operations_keep_their_own_row_and_others_share_one() -> None:
+    assert row_of(aten.add.Tensor)[1] is ROWS["add"]
+    assert row_of(aten.where.self)[1] is ROWS["where"]
+    shared = row_of(aten.relu.default)[1]
+    assert shared is row_of(aten.gelu.default)[1]
+    assert shared is not None
+    assert (shared.contents, shared.makes, shared.mixes, shared.linear, shared.effect) == ((), False, None, None, "")
+
+
 def test_operations_of_other_libraries_have_no_row() -> None:
     with torch.library._scoped_library("visattn_rows", "DEF") as library:
         library.define("add(Tensor a) -> Tensor")
@@ -216,7 +225,11 @@ def test_signatures_say_what_is_written_shared_and_counted() -> None:
     assert signature_of(aten.split.Tensor).shared == ("self",)
     assert signature_of(aten.native_layer_norm.default).shared == (None, None, None)
     assert signature_of(aten.add.Tensor).names == ("self", "other", "alpha")
-    assert [signature_of(op).composite for op in (aten.reshape.default, aten.add.Tensor)] == [True, False]
+    assert [signature_of(op).composite for op in (aten.reshape.default, aten.flatten.using_ints, aten.add.Tensor)] == [
+        True,
+        True,
+        False,
+    ]
     assert [signature_of(op).counts for op in (aten.nonzero.default, aten.index.Tensor, aten.add.Tensor)] == [True, True, False]
     assert signature_of(aten.add.Tensor) is signature_of(aten.add.Tensor)
 
