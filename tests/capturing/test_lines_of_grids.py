@@ -39,7 +39,7 @@ def test_centers_within_half_a_cell_of_an_even_division_share_its_range(
 
 
 def test_even_cells_need_no_whole_number_of_pixels() -> None:
-    assert shared(1.4, 2, 4, 0, 11) == (0, 11)  # even cells are 2.75 wide, half of that is within reach
+    assert shared(2.5, 2, 4, 0, 11) == (0, 11)  # even cells are 2.75 wide, half of that is within reach
     assert shared(2.7, 2.75, 4, 0, 11) == (0, 11)
     assert shared(2.8, 2.75, 4, 0, 11) == pytest.approx((2.8 - 1.375, 2.8 + 3.5 * 2.75))
 
