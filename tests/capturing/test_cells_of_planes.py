@@ -228,6 +228,8 @@ def test_cells_that_were_kept_are_a_grid_of_their_own(
     kept = codes[:, rows, columns]
     assert torch.equal(planes.coarsened(kept), planes.codes(thinned[0]))
     assert planes.thinned(plane, cell[1:]) is None
+    assert planes.thinned(plane, codes[0, :, ::3].flatten() - plane.base) is None  # even rows alone
+    assert planes.thinned(plane, codes[0, ::3].flatten() - plane.base) is None  # even columns alone
     assert torch.equal(planes.coarsened(kept.flatten(1)[:, 1:]), kept.flatten(1)[:, 1:])
 
 
@@ -253,6 +255,8 @@ def test_codes_that_are_no_part_of_one_grid_stay() -> None:
     assert planes.coarsened(words) is words
     both = torch.cat([codes[:, ::2, ::2].flatten(1), planes.codes(planes.grid(2, 2, WHOLE)).flatten(1)], 1)
     assert planes.coarsened(both) is both
+    pair = torch.cat([kept, planes.codes(planes.grid(1, 2, WHOLE)).flatten(1)], 1)
+    assert planes.coarsened(pair) is pair
     around = torch.cat([words, kept, single.flatten(1), torch.full((2, 1), PADDING, dtype=torch.int32)], 1)
     coarse = planes.coarsened(around)
     assert torch.equal(coarse[:, 7:13], other.flatten(1))
