@@ -49,6 +49,8 @@ def test_a_plane_whose_cells_are_elsewhere_is_not_found() -> None:
     rolled = codes.roll(1, 2)
     for other in (holed, second_holed, of_two_images, exchanged, rolled, codes.mT, codes[:, :2], codes[:, :, 1:]):
         assert planes.raster(other)[0] is None
+    for other in (holed, second_holed):
+        assert planes.raster(F.pad(other, (1, 0, 2, 0), value=PADDING)) == (None, (0, 0))
     padding = torch.full_like(codes, PADDING)
     assert planes.raster(padding) == (None, (0, 0))
     assert planes.raster(F.pad(codes.mT, (1, 0, 2, 0), value=PADDING)) == (None, (0, 0))
@@ -86,6 +88,12 @@ def test_a_border_that_repeats_cells_is_counted() -> None:
     assert planes.bordered(reflected, (3, 3), (2, 2)) == (plane, (1, 1))
     assert planes.bordered(reflected, (3, 3), (1, 2)) == (None, (0, 0))
     assert planes.bordered(reflected, (3, 3), (2, 1)) == (None, (0, 0))
+
+
+@pytest.mark.parametrize("size", [(1, 5), (4, 1), (1, 1)])
+def test_a_plane_of_one_line_needs_no_border(size: tuple[int, int]) -> None:
+    planes, plane, codes = image(*size)
+    assert planes.bordered(codes, (1, 1), (1, 1)) == (plane, (0, 0))
 
 
 def test_what_repeats_no_lines_is_no_border() -> None:

@@ -84,6 +84,9 @@ def test_operands_are_aligned_to_the_result_of_an_einsum() -> None:
     found = aligned(queries, "bqd", "bqk", shape)
     assert found is not None
     assert torch.equal(found, tokens[:, :, None].expand(shape))
+    single = aligned(tokens[:, :, None], "bqd", "bqk", shape)
+    assert single is not None
+    assert torch.equal(single, found)
     keys = codes(7, 2)
     found = aligned(keys[None].expand(4, 7, 2), "dkb", "bqk", shape)
     assert found is not None
@@ -128,6 +131,13 @@ def test_channels_stay_expanded_in_a_reshape_that_keeps_them() -> None:
     tokens = codes(2, 6, 1).expand(2, 6, 4)
     split = reshaped(tokens, (2, 2, 3, 4))
     assert torch.equal(split, tokens.reshape(2, 2, 3, 4))
+    assert split.stride(-1) == 0
+    exchanged = codes(6, 2, 1).transpose(0, 1).expand(2, 6, 4)
+    merged = reshaped(exchanged, (12, 4))
+    assert torch.equal(merged, exchanged.reshape(12, 4))
+    assert merged.stride(-1) == 0
+    split = reshaped(exchanged, (4, 3, 4))
+    assert torch.equal(split, exchanged.reshape(4, 3, 4))
     assert split.stride(-1) == 0
     assert torch.equal(reshaped(tokens, (2, 3, 8)), tokens.reshape(2, 3, 8))
     assert torch.equal(reshaped(tokens, (6, 2, 4)), tokens.reshape(6, 2, 4))
