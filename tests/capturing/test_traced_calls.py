@@ -114,6 +114,8 @@ def test_channels_that_attend_keep_the_tokens_of_their_values(rows: int) -> None
     assert found.kind == "placed"
     assert torch.equal(found.codes, codes[:, :, :1].expand(2, HEADS, SIZE, KEYS))
     assert found.behind == (2, "b", 0)
+    folded = Places("placed", codes.flatten(0, 1))
+    assert scene.called(folded, folded, folded, shape=(2 * HEADS, SIZE, KEYS)).kind == "placed"
     varied = channels._replace(codes=scene.tokens[:, None, :rows, None] + torch.arange(KEYS))
     by_columns = scene.called(varied, varied, channels, shape=(2, HEADS, SIZE, KEYS))
     assert torch.equal(by_columns.codes, found.codes)
