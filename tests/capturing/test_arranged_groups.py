@@ -212,6 +212,14 @@ def test_one_cell_for_the_image_is_a_grid_of_its_own() -> None:
     assert scene.self(both, 2, 1).keys.grid == ()
 
 
+def test_the_first_code_may_be_that_of_the_whole_image() -> None:
+    planes = Planes(2, (12, 20), torch.device("cpu"))
+    whole = planes.codes(planes.grid(1, 1, BOX)).flatten(1)
+    tokens = torch.cat([whole, planes.codes(planes.grid(2, 3, BOX)).flatten(1)], 1)[:, None]
+    found = arrange(planes, tokens, tokens, (2, 1), 7)
+    assert (found.keys, found.key_index) == (TokenLayout("tokens", ("mean",), (2, 3), BOX), None)
+
+
 def test_learned_queries_pool_the_image() -> None:
     scene = Scene()
     found = arrange(scene.planes, None, scene.tokens[:, None], (2, 1), 3)

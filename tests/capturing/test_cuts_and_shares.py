@@ -83,7 +83,10 @@ FINISHES: dict[str, tuple[Finish, list[float] | None]] = {
     "head from chance": (lambda model, x: weighted(model, x) @ torch.randn(WIDTH, CLASSES), None),
     "head overwritten": (lambda model, x: weighted(model, x) @ torch.zeros(WIDTH, CLASSES).add_(model.head), None),
     "activation behind one vector": (lambda model, x: weighted(model, x).relu() @ model.head, WEIGHTED),
-    "activation behind several": (lambda model, x: (model.parts.view(2, 3) @ x.view(2, 3, 2, -1).flatten(2)).relu().sum((1, 2)), None),
+    "activation behind several": (
+        lambda model, x: (model.parts.view(2, 3) @ x.view(2, 3, 2, -1).flatten(2)).relu().sum((1, 2)),
+        None,
+    ),
     "zeros before training": (lambda model, x: weighted(model, x) @ model.get_parameter("head").detach().mul(0), None),
     "double precision": (lambda model, x: weighted(model, x) * model.get_buffer("single").float(), WEIGHTED),
     "sum of branches": (lambda model, x: weighted(model, x) + weighted(model, x), WEIGHTED),

@@ -53,7 +53,12 @@ def test_a_forward_pass_may_receive_no_images() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "first", "frames", "axis"),
-    [((2, 7, 3, 4, 5), "", 7, 2), ((2, 3, 7, 4, 5), "", 7, 1), ((2, 3, 3, 4, 5), "conv3d", 3, 1), ((2, 3, 3, 4, 5), "relu", 3, 2)],
+    [
+        ((2, 7, 3, 4, 5), "", 7, 2),
+        ((2, 3, 7, 4, 5), "", 7, 1),
+        ((2, 3, 3, 4, 5), "conv3d", 3, 1),
+        ((2, 3, 3, 4, 5), "relu", 3, 2),
+    ],
 )
 def test_pixels_of_clips_are_cells_of_frames(shape: tuple[int, ...], first: str, frames: int, axis: int) -> None:
     images = Images(tape(*shape, first=first))

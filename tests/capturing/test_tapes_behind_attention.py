@@ -39,7 +39,9 @@ class Taped:
         self.tape.outside[slot] = Outside(kind, "p", torch.Size(shape), True)
         return Ref(slot)
 
-    def call(self, func: Callable[..., Any], *args: Any, own: bool = True, entry: dict[str, Any] | None = None, **kwargs: Any) -> Ref:
+    def call(
+        self, func: Callable[..., Any], *args: Any, own: bool = True, entry: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Ref:
         """Add a call, and return its result."""
         result = func(*self.filled(args), **kwargs)
         slot = len(self.tensors)
@@ -116,7 +118,11 @@ def test_calls_in_windows_or_without_places_have_no_features() -> None:
 def test_the_linear_layer_behind_the_heads_is_the_projection(scales: tuple[tuple[int, ...], ...]) -> None:
     heads = attended()
     taped, x = heads.taped, heads.merged()
-    weight, bias, residual = taped.given(WIDTH, HEADS * SIZE), taped.given(WIDTH), taped.given(BATCH, QUERIES, WIDTH, kind="input")
+    weight, bias, residual = (
+        taped.given(WIDTH, HEADS * SIZE),
+        taped.given(WIDTH),
+        taped.given(BATCH, QUERIES, WIDTH, kind="input"),
+    )
     x = taped.call(F.dropout, x, 0.0)
     x = taped.call(F.linear, x, weight, bias)
     expected = taped.tensors[weight.slot]
@@ -263,7 +269,9 @@ def test_moves_need_one_tensor_of_the_right_size() -> None:
     assert moved_by(entry(torch.unbind, Ref(1)), number, number.shape) is None
 
 
-def written(score: Callable[[Taped, Ref, Ref], Ref], weigh: Callable[[Taped, Ref], Ref] | None = None) -> tuple[Taped, Vectors | None]:
+def written(
+    score: Callable[[Taped, Ref, Ref], Ref], weigh: Callable[[Taped, Ref], Ref] | None = None
+) -> tuple[Taped, Vectors | None]:
     """Return the vectors of attention whose scores and weights are computed so."""
     taped = Taped()
     query, key = (taped.given(BATCH, HEADS, n, SIZE, kind="input") for n in (QUERIES, KEYS))
@@ -360,12 +368,20 @@ def test_samples_of_each_query_are_counted_over_all_maps(channels: int) -> None:
     assert number.tolist() == [[2 * i, 2 * i + 1, 20 + 3 * i, 21 + 3 * i, 22 + 3 * i] for i in sums]
     flipped = taped.call(torch.movedim, joined, 0, 2)
     turned = Operand(flipped.slot, axes=Permuted(None, (1, 2, 3, 0), (0, 1, 2)))
-    by_query = sampling._groups(taped.tape, Attention("attn", 0, 0, (Operand(99), turned), False, (5, 2), 1, 5, samples=(0, 1)), entries)
+    by_query = sampling._groups(
+        taped.tape, Attention("attn", 0, 0, (Operand(99), turned), False, (5, 2), 1, 5, samples=(0, 1)), entries
+    )
     assert by_query is not None
     assert by_query[0].tolist() == [image + BATCH * query for image in range(BATCH) for query in range(QUERIES)]
     assert by_query[1].tolist() == number.tolist()
     wrong = Operand(joined.slot, axes=Permuted(None, (0, 3, 2, 1), (0, 1, 2)))
-    assert sampling._groups(taped.tape, Attention("attn", 0, 0, (wrong, wrong), False, (2, 5), 1, 5, samples=(0, 1)), entries) is None
+    assert (
+        sampling._groups(taped.tape, Attention("attn", 0, 0, (wrong, wrong), False, (2, 5), 1, 5, samples=(0, 1)), entries)
+        is None
+    )
     unknown = taped.call(torch.relu, joined)
     other = Operand(unknown.slot, axes=value.axes)
-    assert sampling._groups(taped.tape, Attention("attn", 0, 0, (other, other), False, (2, 5), 1, 5, samples=(0, 1)), entries) is None
+    assert (
+        sampling._groups(taped.tape, Attention("attn", 0, 0, (other, other), False, (2, 5), 1, 5, samples=(0, 1)), entries)
+        is None
+    )

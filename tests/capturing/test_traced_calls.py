@@ -141,7 +141,11 @@ def test_fused_attention_of_parameters_and_inputs_lies_nowhere() -> None:
         assert scene.called(*arguments, shape=shape).kind == "foreign"
     tokens = scene.vectors(scene.tokens)
     assert scene.called(queries, tokens, tokens, shape=shape).kind == "lost"
-    for arguments in ((queries, lost(), learned()), (queries, learned(), lost()), (lost(2, HEADS, QUERIES, SIZE), queries, queries)):
+    for arguments in (
+        (queries, lost(), learned()),
+        (queries, learned(), lost()),
+        (lost(2, HEADS, QUERIES, SIZE), queries, queries),
+    ):
         found = scene.called(*arguments, shape=shape)
         assert (found.kind, found.name) == ("lost", "fft")
 
@@ -165,7 +169,9 @@ def test_results_that_are_no_new_tensors_keep_their_places() -> None:
         scene.put(slot, tokens)
     made = Made(1, tokens.shape, True)
     refs = Ref(1), Ref(2), Ref(3)
-    scene.tracer.see(Entry(torch.fft.fft, operation_of(torch.fft.fft), refs, {}, (made, None), "", before=(1, None)), attends=False)
+    scene.tracer.see(
+        Entry(torch.fft.fft, operation_of(torch.fft.fft), refs, {}, (made, None), "", before=(1, None)), attends=False
+    )
     assert scene.tracer.places(1) is tokens
     made = Made(77, tokens.shape, True)  # a slot without a node
     scene.tracer.see(Entry(torch.fft.fft, operation_of(torch.fft.fft), refs, {}, (made,), "", before=(None,)), attends=False)
@@ -361,7 +367,9 @@ def test_a_class_token_belongs_to_the_image_that_it_attended_to(fused: bool) -> 
     scene = Scene()
     free = torch.cat([scene.planes.members(scene.cls).expand(2, 1), scene.patches[:, :4]], 1)
     values = scene.vectors(scene.tokens)
-    weights = Places("placed", free[:, None, :, None].expand(2, HEADS, QUERIES, KEYS), values.codes.mT[:, :, :1].expand(-1, -1, 5, -1))
+    weights = Places(
+        "placed", free[:, None, :, None].expand(2, HEADS, QUERIES, KEYS), values.codes.mT[:, :, :1].expand(-1, -1, 5, -1)
+    )
     scene.put(1, scene.vectors(free) if fused else weights)
     scene.put(2, scene.vectors(free) if fused else values)
     scene.put(3, values)
