@@ -279,6 +279,13 @@ def test_groups_without_one_image_each_are_refused() -> None:
     assert str(refused(scene, exchanged, exchanged, (2, 1), 3)) == "the images of the batch are arranged differently"
 
 
+def test_members_that_met_another_image_are_refused() -> None:
+    scene = Scene()
+    queries = scene.planes.set_of("query", 3)
+    mixed = torch.stack([scene.planes.members(queries), scene.planes.codes(queries)[0]])[:, None]
+    assert str(refused(scene, mixed, mixed, (2, 1), 3)) == "the images of the batch are arranged differently"
+
+
 def test_images_must_be_arranged_alike() -> None:
     scene = Scene()
     exchanged = scene.tokens.clone()

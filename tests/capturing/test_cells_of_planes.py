@@ -161,7 +161,7 @@ def test_merged_windows_of_clips_keep_the_frames() -> None:
     assert planes.merge(codes[:, 1:], 1) is None
     assert planes.merge(codes[:, ::2], 1) is None  # with gaps
     even = clip(4, 4, 6)
-    pairs = even[0].merge(even[2].unflatten(1, (2, 2)), 2)
+    pairs = even[0].merge(even[2].view(2, 2, 2, 4, 6), 2)
     assert pairs is not None
     assert even[0].of(pairs)[0].grid == (2, 4, 6)
 

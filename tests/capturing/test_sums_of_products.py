@@ -70,7 +70,7 @@ class Seen:
         return self.step(OPS.bmm.default, *shape, layer=layer, self=left, mat2=right)
 
     def times(self, left: Node, right: Node) -> tuple[Node, tuple[str, str] | None]:
-        shape = torch.broadcast_shapes(self.facts[left].shape, self.facts[right].shape)
+        shape = (torch.empty(self.facts[left].shape) + torch.empty(self.facts[right].shape)).shape
         return self.step(OPS.mul.Tensor, *shape, self=left, other=right)
 
     def total(self, node: Node, dims: Any) -> tuple[Node, tuple[str, str] | None]:
@@ -198,9 +198,9 @@ def test_tokens_that_are_summed_with_lost_weights_are_told() -> None:
     assert seen.step(OPS.mv.default, 3, self=seen.lost(3, TOKENS), vec=vector)[1] == told
     weights = seen.lost(WIDTH, SIZE, 3)
     maps = seen.put(Places("placed", seen.tokens[:, None].expand(BATCH, SIZE, TOKENS)))
-    convolved = {"input": maps, "weight": weights, "bias": None, "stride": [1]}
+    convolved: dict[str, Any] = {"input": maps, "weight": weights, "bias": None, "stride": [1]}
     assert seen.step(OPS.convolution.default, BATCH, WIDTH, TOKENS, **convolved)[1] is None
-    kernel = {"input": maps, "weight": seen.key_values(), "bias": None, "stride": [1]}
+    kernel: dict[str, Any] = {"input": maps, "weight": seen.key_values(), "bias": None, "stride": [1]}
     assert seen.step(OPS.convolution.default, BATCH, WIDTH, TOKENS, **kernel)[1] == ("sum", LINEAR)
 
 

@@ -13,7 +13,6 @@ from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.places import FOREIGN, LEARNED, UNWATCHED, Kind, Places, whole
 from visattn.core.capturing.placing.steps import Step
-from visattn.core.capturing.tokens.planes import PADDING
 from visattn.core.capturing.tokens.points import Drift
 from visattn.core.capturing.trace.operations import EDITED, Operation, operation_of
 from visattn.core.capturing.trace.product_axes import Permuted
