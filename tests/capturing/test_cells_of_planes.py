@@ -160,6 +160,10 @@ def test_merged_windows_of_clips_keep_the_frames() -> None:
     assert planes.merge(codes[:, :4], 1) is None  # a part of the clip
     assert planes.merge(codes[:, 1:], 1) is None
     assert planes.merge(codes[:, ::2], 1) is None  # with gaps
+    many, _, of_many = clip(26, 1, 2)
+    joined = many.merge(of_many, 3)
+    assert joined is not None
+    assert many.of(joined)[0].grid == (26, 1, 1)
     even = clip(4, 4, 6)
     pairs = even[0].merge(even[2].view(2, 2, 2, 4, 6), 2)
     assert pairs is not None

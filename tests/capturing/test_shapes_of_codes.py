@@ -47,6 +47,8 @@ def test_codes_with_expanded_axes_are_compared() -> None:
     assert equal(column.expand(3, 4), column.repeat(1, 4))
     assert equal(column.repeat(1, 4), column.expand(3, 4))
     assert not equal(row.expand(3, 4), (row + torch.tensor([[0], [0], [1]])).int())
+    assert equal(codes(1).expand(0), codes(1).expand(0).clone())
+    assert equal(codes(3, 1).expand(3, 0), codes(4, 1)[1:].expand(3, 0))
     both = codes(2, 1, 3, 1)
     assert not equal(both.expand(2, 5, 3, 4), both.flip(0).expand(2, 5, 3, 4))
     assert not equal(both.expand(2, 5, 3, 4), both.flip(2).expand(2, 5, 3, 4))
