@@ -54,6 +54,7 @@ def test_a_forward_pass_may_receive_no_images() -> None:
 @pytest.mark.parametrize(
     ("shape", "first", "frames", "axis"),
     [
+        ((2, 3, 1, 4, 5), "", 1, 1),
         ((2, 7, 3, 4, 5), "", 7, 2),
         ((2, 3, 7, 4, 5), "", 7, 1),
         ((2, 3, 3, 4, 5), "conv3d", 3, 1),
