@@ -151,6 +151,11 @@ def test_channels_stay_expanded_in_a_reshape_that_keeps_them() -> None:
     assert torch.equal(reshaped(codes(1, 6).expand(4, 6), (2, 2, 6)), codes(6).expand(2, 2, 6))
 
 
+def test_one_element_is_reshaped_to_a_scalar_and_back() -> None:
+    assert torch.equal(reshaped(codes(1, 1), torch.Size(())), torch.tensor(0, dtype=torch.int32))
+    assert torch.equal(reshaped(codes(1)[0], (1, 1)), codes(1, 1))
+
+
 def test_joined_codes_keep_axes_expanded_that_all_have_so() -> None:
     first, second = codes(2, 3, 1).expand(2, 3, 4), (codes(2, 5, 1) + 100).expand(2, 5, 4)
     both = joined([first, second], 1)

@@ -297,7 +297,8 @@ def test_windows_in_another_order_and_taps_from_several_cells_are_not_put_back()
     two_grids = torch.cat([codes[..., :3], grid(planes, 3, 1).flatten(1)[:, None].expand(2, 20, 3)], 2)
     second_tap = codes.clone()
     second_tap[:, 1] = codes[:, 1].flip(1)
-    for others in (codes.flip(2), codes.mT.reshape(2, 20, 6), two_grids, second_tap):
+    two_images_in_one = torch.cat([codes[..., :3], codes.flip(0)[..., 3:]], 2)
+    for others in (codes.flip(2), codes.mT.reshape(2, 20, 6), two_grids, second_tap, two_images_in_one):
         with pytest.raises(Unproven, match=r"^col2im$"):
             windows.folded(at_work(planes, "col2im", (2, 5, 12, 8), self=placed(others), **given))
     with pytest.raises(Unproven, match=r"^col2im$"):

@@ -196,6 +196,15 @@ def test_values_that_are_added_to_zeros_keep_their_places(name: str) -> None:
             rule(writing(name, (2, 4), contents, self=target, **given))
 
 
+@pytest.mark.parametrize("alpha", [0.5, 2, -1])
+def test_values_that_are_added_once_with_a_factor_keep_their_places(alpha: float) -> None:
+    contents, given = {"index": torch.tensor([2, 0])}, {"dim": 0, "source": VALUES, "alpha": alpha}
+    plain = single(writes.added(writing("index_add", (3, 3), contents, self=learned(3, 3), dim=0, source=VALUES)))
+    result = single(writes.added(writing("index_add", (3, 3), contents, self=learned(3, 3), **given)))
+    assert torch.equal(result.codes, plain.codes)
+    assert not bool((result.codes == LOST).any())
+
+
 def test_elements_to_which_several_values_are_added_are_lost() -> None:
     contents = {"index": torch.tensor([[3, 3, 1], [0, 1, 2]])}
     result = single(writes.added(writing("scatter_add", (2, 4), contents, self=learned(2, 4), dim=1, src=VALUES)))
@@ -203,6 +212,10 @@ def test_elements_to_which_several_values_are_added_are_lost() -> None:
     contents = {"index": torch.tensor([2, 2])}
     result = single(writes.added(writing("index_add", (3, 3), contents, self=learned(3, 3), dim=0, source=VALUES)))
     assert result.codes.tolist() == [[LEARNED] * 3, [LEARNED] * 3, [LOST] * 3]
+    for alpha in (0.5, 2, -1):
+        factor = {"dim": 0, "source": VALUES, "alpha": alpha}
+        result = single(writes.added(writing("index_add", (3, 3), contents, self=learned(3, 3), **factor)))
+        assert result.codes.tolist() == [[LEARNED] * 3, [LEARNED] * 3, [LOST] * 3]
     pair = [torch.tensor([1, 1])]
     result = single(
         writes.written(writing("index_put", (3, 3), {"indices": pair}, self=learned(3, 3), values=VALUES, accumulate=True))

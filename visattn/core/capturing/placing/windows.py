@@ -366,9 +366,11 @@ def _folded(work: Work, codes: Tensor) -> Tensor:
     start, stop = planes.boxes(window_codes)
     if not bool(((center >= start - 1e-6) & (center <= stop + 1e-6)).all()):
         raise Unproven(work.name)
-    image = planes.images_of(window_codes)[:, 0].long()
+    images = planes.images_of(window_codes).long()
+    if not same_along(images, 1):
+        raise Unproven(work.name)
     new_codes = planes.codes(planes.grid(size[0], size[1], plane.box))
-    return new_codes[image][:, None].expand(work.shape)
+    return new_codes[images[:, 0]][:, None].expand(work.shape)
 
 
 def _sides(value: Any, axes: int) -> tuple[int, ...]:  # noqa: ANN401

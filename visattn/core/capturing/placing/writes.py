@@ -112,7 +112,7 @@ def _write_counts(work: Work, value_name: str) -> Tensor:
     """Return how often each element of the target is written to: the operation adds ones to zeros instead of the real values."""
     zeros = torch.zeros(work.shape, dtype=torch.float64, device=work.device)
     contents = work.step.contents
-    replaced = ("self", value_name, "out")
+    replaced = ("self", value_name, "out", "alpha")
     arguments = {key: contents.get(key, value) for key, value in work.step.given.items() if key not in replaced}
     value = work.get(value_name)
     value_shape = work.facts(value).shape if isinstance(value, Node) else ()

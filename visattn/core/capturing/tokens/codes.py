@@ -91,7 +91,7 @@ def reshaped(codes: Tensor, shape: Sequence[int]) -> Tensor:
     """Reshape codes; a last axis along which they are expanded (stride 0), as channels are, stays so if it keeps its size."""
     if codes.ndim and len(shape) and codes.stride(-1) == 0 and codes.shape[-1] == shape[-1] > 1:
         return codes.narrow(-1, 0, 1).reshape(*shape[:-1], 1).expand(*shape)
-    return codes.reshape(*shape)
+    return codes.reshape(tuple(shape))
 
 
 def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
