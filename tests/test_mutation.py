@@ -25,7 +25,7 @@ __all__ = ["added"] + ["left"]
 def left(x: int = 0) -> int: ...
 
 
-def added(x: "int | None", y: Literal[3] = 4) -> Literal[5]:
+def added(x: "int | None", y: Literal[3] = 4, *, named: int) -> Literal[5]:
     """Add 1 + 1."""
     if x is None:
         raise ValueError(f"expected {1 + 1}" + "or more")
@@ -84,8 +84,8 @@ def test_annotations_messages_and_docstrings_are_left_alone(tmp_path: Path) -> N
     mutants = module("drawing").drawn(tmp_path, ["source.py"], 1000, 0)
     assert {(mutant.code, mutant.change.replace(" ", "")) for mutant in mutants} == {
         (
-            'def added(x: "int | None", y: Literal[3] = 4) -> Literal[5]:',
-            f'defadded(x:"int|None",y:Literal[3]={number})->Literal[5]:',
+            'def added(x: "int | None", y: Literal[3] = 4, *, named: int) -> Literal[5]:',
+            f'defadded(x:"int|None",y:Literal[3]={number},*,named:int)->Literal[5]:',
         )
         for number in (3, 5)
     } | {("if x is None:", "ifxisnotNone:"), ("if x is None:", "ifnotxisNone:"), ("+ y", "-y"), ("+ y", "*y")}

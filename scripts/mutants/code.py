@@ -16,10 +16,10 @@ class Code:
         """Parse the text."""
         self._lines = text.split("\n")
         self._tree = ast.parse(text)
-        self._spared = [self._span(node) for node in _spared(self._tree)]
+        self._spared = [self._span(node) for node in _spared(self._tree)] + [*self._stars()]
 
     def may_change(self, start: Position, end: Position) -> bool:
-        """Return whether a place is no annotation, `__all__`, text of an error or warning, or code for type checkers alone."""
+        """Return whether a place is no annotation, `__all__`, text of an error or warning, code for type checkers or `*` of a signature."""
         return not any(first <= start and end <= last for first, last in self._spared)
 
     def statement(self, line: int) -> range:
@@ -45,6 +45,14 @@ class Code:
         before, until = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
         start = (_first(node), 0) if getattr(node, "decorator_list", ()) else (first, self._column(first, before))
         return start, (last, self._column(last, until))
+
+    def _stars(self) -> Iterator[tuple[Position, Position]]:
+        """Yield the place of the `*` before the parameters that are given by name alone; with `/`, other calls fail, and none differs."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.args.kwonlyargs and not node.args.vararg:
+                before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
+                start = max((self._span(part)[1] for part in before), default=(node.lineno, 0))
+                yield start, self._span(node.args.kwonlyargs[0])[0]
 
     def _column(self, line: int, offset: int) -> int:
         return len(self._lines[line - 1].encode()[:offset].decode())
