@@ -18,7 +18,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record all figures in place of encoding them."""
     found: list[Any] = []
 
-    def keeping(figure: Any, provenance: Provenance) -> bytes:  # noqa: ARG001
+    def keeping(figure: Any, provenance: Provenance) -> bytes:
         found.append(figure)
         return b""
 

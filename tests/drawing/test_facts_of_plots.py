@@ -20,7 +20,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record all figures in place of encoding them."""
     found: list[Any] = []
 
-    def keeping(figure: Any, provenance: Provenance) -> bytes:  # noqa: ARG001
+    def keeping(figure: Any, provenance: Provenance) -> bytes:
         found.append(figure)
         return b""
 
@@ -230,6 +230,11 @@ def test_axes_of_a_confusion_matrix_name_each_class_once_without_ticks(drawn: li
 def test_cells_of_up_to_20_classes_have_numbers(drawn: list[Any], classes: int, numbers: int) -> None:
     confusions.confusion(np.eye(classes), ["x"] * classes, "a title", FACTS)
     assert len(drawn[0].axes[0].texts) == numbers
+
+
+def test_a_class_of_one_image_has_whole_shares(drawn: list[Any]) -> None:
+    confusions.confusion([[0, 1], [0, 0]], ["a", "b"], "a title", FACTS)
+    assert drawn[0].axes[0].images[0].get_array().tolist() == [[0, 1], [0, 0]]
 
 
 def test_matrices_of_up_to_60_classes_have_room_for_names() -> None:
