@@ -185,8 +185,9 @@ def test_entropy_is_relative_to_the_number_of_cells() -> None:
 
 
 PANELS = SimpleNamespace(
-    geometry=Geometry((40, 90), (10, 12), Box(5, 8, 35, 80)), heat=heatmap(torch.zeros(1, 2, 3), Geometry((40, 90), (32, 48), Box(0, 0, 40, 90)), ("word",))
-)  # fmt: skip
+    geometry=Geometry((40, 90), (10, 12), Box(5, 8, 35, 80)),
+    heat=heatmap(torch.zeros(1, 2, 3), Geometry((40, 90), (32, 48), Box(0, 0, 40, 90)), ("word",)),
+)
 CELLS = cast(AttentionMap, SimpleNamespace(layout=SimpleNamespace(grid=(2, 3), box=Box(2, 3, 8, 9))))
 
 
@@ -200,7 +201,7 @@ def test_mask_of_a_chosen_cell_is_its_part_of_the_photo(cell: tuple[int, int], b
 
 @pytest.mark.parametrize("cell", [(-1, 0), (2, 0), (0, -1), (0, 3), (2, 3)])
 def test_a_cell_beside_the_grid_is_refused(cell: tuple[int, int]) -> None:
-    with pytest.raises(OptionError, match="x must be a .row, column. inside the 2 x 3 grid"):
+    with pytest.raises(OptionError, match=r"x must be a \(row, column\) inside the 2 x 3 grid"):
         filmstrips._box(cast(Any, PANELS), CELLS, cell, "x")
 
 
@@ -217,16 +218,41 @@ def test_a_chosen_cell_keeps_its_line_beside_a_rest_of_one_cell(rows: list[Any])
 
 @pytest.mark.parametrize(
     ("count", "columns"),
-    [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 3), (7, 7), (8, 4), (9, 3), (10, 5), (11, 3), (12, 3), (13, 7), (16, 4), (24, 4), (64, 8)],
-)  # fmt: skip
+    [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+        (5, 5),
+        (6, 3),
+        (7, 7),
+        (8, 4),
+        (9, 3),
+        (10, 5),
+        (11, 3),
+        (12, 3),
+        (13, 7),
+        (16, 4),
+        (24, 4),
+        (64, 8),
+    ],
+)
 def test_panels_of_one_axis_are_wrapped_into_full_and_roughly_square_rows(count: int, columns: int) -> None:
     assert sheets._wrap(count) == columns
 
 
 @pytest.mark.parametrize(
     ("low", "high", "flat"),
-    [(0, 0, True), (1, 1, True), (1, 1 + 5e-7, True), (1, 1 + 2e-6, False), (-1 - 5e-7, -1, True), (-1 - 2e-6, -1, False), (-2, 2, False)],
-)  # fmt: skip
+    [
+        (0, 0, True),
+        (1, 1, True),
+        (1, 1 + 5e-7, True),
+        (1, 1 + 2e-6, False),
+        (-1 - 5e-7, -1, True),
+        (-1 - 2e-6, -1, False),
+        (-2, 2, False),
+    ],
+)
 def test_values_a_millionth_apart_are_the_same(low: float, high: float, flat: bool) -> None:
     assert sheets._flat(low, high) is flat
 

@@ -64,7 +64,15 @@ def test_texts_grow_with_panel_and_page(written: list[Text], panel: int, columns
     row: list[Cell | None] = [Cell(plain(panel, 9), "caption", "heading"), *[None] * (columns - 1)]
     sheet([row], panel=panel, title="title", row_labels=["row"], column_labels=["column"], notes=["note"])
     found = {text: size for text, _, _, size, _ in written}
-    assert found == dict(zip(("title", "row", "column", "heading", "caption", "note"), (*sizes[:2], sizes[1], sizes[1], sizes[2], sizes[2]), strict=True))  # fmt: skip
+    title, label, caption = sizes
+    assert found == {
+        "title": title,
+        "row": label,
+        "column": label,
+        "heading": label,
+        "caption": caption,
+        "note": caption,
+    }
 
 
 def test_parts_of_a_page_lie_below_each_other(written: list[Text]) -> None:
@@ -230,7 +238,8 @@ def test_a_caption_has_a_slim_bar_with_its_label_beside_it_and_then_lines(writte
 def test_a_label_without_room_beside_the_bar_is_the_first_line_below_it(written: list[Text]) -> None:
     bar = Bar("gray", ("0", "1"), "a label of some length")
     font = font_of(12)
-    least = next(w for w in range(60, 539) if 40 + text_width("0", font) + w // 4 + text_width("1", font) + text_width(bar.label, font) + 8 <= w)  # fmt: skip
+    texts = sum(text_width(text, font) for text in ("0", "1", bar.label))
+    least = next(width for width in range(60, 539) if 40 + texts + width // 4 + 8 <= width)
     for width in (least, least - 1):
         captioned(plain(width, 50), ["x"], bar)
     step = line_height(font) + 4

@@ -41,8 +41,17 @@ def test_path_of_glimpses_is_their_centers_with_three_decimals() -> None:
 
 def test_facts_are_restored_from_json() -> None:
     facts = MapFacts(
-        "l", "q", ((1.5, 2.5),), ((Sink(0, 2, 20.0, "b"),),), False, (((Box(1, 2, 4, 8),),),), (Detection("cat", Box(1, 2, 3, 5)),), True, True, (32, 48)
-    )  # fmt: skip
+        "l",
+        "q",
+        ((1.5, 2.5),),
+        ((Sink(0, 2, 20.0, "b"),),),
+        False,
+        (((Box(1, 2, 4, 8),),),),
+        (Detection("cat", Box(1, 2, 3, 5)),),
+        True,
+        True,
+        (32, 48),
+    )
     assert MapFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
 
 
@@ -83,7 +92,9 @@ def test_a_stored_grid_has_rows_and_columns(grid: list[int]) -> None:
         places(lambda facts: facts["layout"].update(grid=grid))
 
 
-@pytest.mark.parametrize(("holes", "fine"), [([], True), ([0, 1, 5], True), ([5, 0], False), ([0, 0], False), ([6], False), ([-1], False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("holes", "fine"), [([], True), ([0, 1, 5], True), ([5, 0], False), ([0, 0], False), ([6], False), ([-1], False)]
+)
 def test_stored_holes_are_cells_in_order(holes: list[int], fine: bool) -> None:
     if fine:
         places(lambda facts: facts["layout"].update(holes=holes))
@@ -106,7 +117,10 @@ def test_numbers_of_images_use_all_steps_and_keep_0_for_holes() -> None:
     assert (numbers.tolist(), stated) == ([[0, 0]], {"scale": 0, "offset": 0, "nodata": 0})
 
 
-@pytest.mark.parametrize(("value", "fine"), [(1, True), (1.5, True), (-9e38, True), (1e39, False), (-1e39, False), (True, False), ("1", False), (None, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "fine"),
+    [(1, True), (1.5, True), (-9e38, True), (1e39, False), (-1e39, False), (True, False), ("1", False), (None, False)],
+)
 def test_scales_of_images_are_numbers_of_float32(value: Any, fine: bool) -> None:
     assert map_formats._is_number(value) is fine
 

@@ -97,8 +97,17 @@ def test_no_pixel_lies_beyond_the_cells_of_its_own_grid(how: Any) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "even"),
-    [(0.951, 1, True), (0.9499, 1, False), (-1, -0.951, True), (-1, -0.94, False), (0, 0, False), (0, 1e-9, False), (-0.01, 0.01, False), (19, 20, True)],
-)  # fmt: skip
+    [
+        (0.951, 1, True),
+        (0.9499, 1, False),
+        (-1, -0.951, True),
+        (-1, -0.94, False),
+        (0, 0, False),
+        (0, 1e-9, False),
+        (-0.01, 0.01, False),
+        (19, 20, True),
+    ],
+)
 def test_values_of_one_sign_within_a_twentieth_are_nearly_even(low: float, high: float, even: bool) -> None:
     assert nearly_even(low, high) is even
     assert shows_nothing("auto", low, high) is (even or low == high)
@@ -111,8 +120,14 @@ def test_a_scale_that_ends_below_its_start_shows_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "said"),
-    [(0.5, 0.75, "0.5 to 0.75"), (0.505, 0.507, "0.505 to 0.507"), (1.00001, 1.00002, "1.00001 to 1.00002"), (1, 1 + 1e-9, "1 to 1"), (0.123456, 0.5, "0.12 to 0.5")],
-)  # fmt: skip
+    [
+        (0.5, 0.75, "0.5 to 0.75"),
+        (0.505, 0.507, "0.505 to 0.507"),
+        (1.00001, 1.00002, "1.00001 to 1.00002"),
+        (1, 1 + 1e-9, "1 to 1"),
+        (0.123456, 0.5, "0.12 to 0.5"),
+    ],
+)
 def test_ends_have_as_many_digits_as_tell_them_apart(low: float, high: float, said: str) -> None:
     assert range_words(low, high) == said
 
