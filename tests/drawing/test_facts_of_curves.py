@@ -26,8 +26,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def run(*, steps: int = 3, **keys: float) -> list[dict[str, Any]]:
-    return [{"step": step, **keys} for step in range(1, steps + 1)]
+def run(**keys: float) -> list[dict[str, Any]]:
+    return [{"step": step, **keys} for step in range(1, 4)]
 
 
 def names(axes: Any) -> dict[str, str]:

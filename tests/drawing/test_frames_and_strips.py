@@ -19,6 +19,7 @@ from visattn.core.drawing.colormaps import table
 from visattn.core.drawing.filmstrips import animation, entropies, filmstrip
 from visattn.core.drawing.pages import FAINT, INK, Bar, Cell
 from visattn.core.drawing.sheets import contact_sheet
+from visattn.core.drawing.style import Style
 from visattn.core.drawing.text import clip_text, font_of, line_height, text_width
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import AttentionMap
@@ -260,7 +261,7 @@ def test_values_a_millionth_apart_are_the_same(low: float, high: float, flat: bo
 def test_a_photo_ten_times_as_high_as_wide_has_panels() -> None:
     def made(height: int) -> Any:
         place = Geometry((height, 30), (32, 48), Box(0, 0, height, 30))
-        return sheets.Panels(photo(30, height), words(2), place, panel=30, shared_axes=(), style=sheets.Style())
+        return sheets.Panels(photo(30, height), words(2), place, panel=30, shared_axes=(), style=Style())
 
     assert made(300).photo.size == (30, 300)
     with pytest.raises(OptionError, match="too narrow"):
@@ -269,20 +270,20 @@ def test_a_photo_ten_times_as_high_as_wide_has_panels() -> None:
 
 def test_a_panel_has_at_least_one_row_of_pixels() -> None:
     place = Geometry((1, 500), (32, 48), Box(0, 0, 1, 500))
-    made = sheets.Panels(photo(500, 1), words(2), place, panel=100, shared_axes=(), style=sheets.Style())
+    made = sheets.Panels(photo(500, 1), words(2), place, panel=100, shared_axes=(), style=Style())
     assert made.photo.size == (100, 1)
 
 
 def test_ticks_of_one_scale_are_even_steps_from_its_lowest_value() -> None:
     values = torch.tensor([[[1.0, 2.0, 3.0]], [[1.5, 1.5, 2.0]]])
     one = AttentionMap(values, ("word",), TokenLayout("places", (), (1, 3), Box(0, 0, 32, 48)), {}, "attention")
-    made = sheets.Panels(photo(), one, WHOLE, panel=60, shared_axes=("word",), style=sheets.Style())
+    made = sheets.Panels(photo(), one, WHOLE, panel=60, shared_axes=("word",), style=Style())
     assert made.bar().ticks == ("1", "1.5", "2", "2.5", "3")
     assert made.provenance().value_range == (1, 3)
     assert made.cell(word=1).caption == ""
-    own = sheets.Panels(photo(), one, WHOLE, panel=60, shared_axes=("word",), style=sheets.Style(), ranges=True)
+    own = sheets.Panels(photo(), one, WHOLE, panel=60, shared_axes=("word",), style=Style(), ranges=True)
     assert (own.bar().ticks, own.cell(word=1).caption) == (("panel minimum", "panel maximum"), "1 to 3")
-    each = sheets.Panels(photo(), one, WHOLE, panel=60, shared_axes=(), style=sheets.Style())
+    each = sheets.Panels(photo(), one, WHOLE, panel=60, shared_axes=(), style=Style())
     assert [each.cell(word=i).caption for i in (0, 1)] == ["1 to 3", "1.5 to 2"]
     assert each.provenance().value_range == (1, 3)
 

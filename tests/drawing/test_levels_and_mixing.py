@@ -56,7 +56,8 @@ def test_levels_are_rounded_and_clipped() -> None:
 def test_scratch_memory_is_used_again_unless_it_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlays, "_KEPT", 60)
     first = overlays._scratch("of_a_test", (3, 5, 4))
-    assert (first.shape, first.dtype) == ((3, 5, 4), np.uint8)
+    assert first.shape == (3, 5, 4)
+    assert str(first.dtype) == "uint8"
     assert np.shares_memory(first, overlays._scratch("of_a_test", (3, 5, 4)))
     assert np.shares_memory(first, overlays._scratch("of_a_test", (2, 3)))
     assert not np.shares_memory(first, overlays._scratch("of_another_test", (2, 3)))
@@ -145,7 +146,7 @@ def test_colors_of_a_picture_on_a_scale_are_those_of_its_values() -> None:
 
 def test_only_the_color_of_the_inside_of_a_map_is_drawn() -> None:
     heat = heatmap(GRID, Geometry((24, 36), (32, 48), Box(3, 5, 20, 31)))
-    drawn = np.asarray(colorize(heat)).any(-1)
+    drawn = np.asarray(np.asarray(colorize(heat)).any(-1))
     expected = np.zeros((24, 36), bool)
     expected[3:20, 5:31] = True
     assert not drawn[~expected].any()

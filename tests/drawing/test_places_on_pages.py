@@ -76,7 +76,7 @@ def test_texts_grow_with_panel_and_page(written: list[Text], panel: int, columns
 
 
 def test_parts_of_a_page_lie_below_each_other(written: list[Text]) -> None:
-    rows = [
+    rows: list[list[Cell | None]] = [
         [Cell(plain(150, 60), "one\ntwo", "A"), Cell(plain(300, 180, BLUE), "three")],
         [None, Cell(plain(150, 40, GREEN), "four"), None],
     ]
@@ -245,7 +245,7 @@ def test_a_label_without_room_beside_the_bar_is_the_first_line_below_it(written:
     step = line_height(font) + 4
     labels = [entry[1:3] for entry in written if entry[0] == bar.label]
     assert labels[0][1] == FAINT
-    assert labels[1] == ((8, 58 + step), INK)
+    assert [labels[1]] == [((8.0, 58.0 + step), INK)]
     assert [entry[1] for entry in written if entry[0] == "x"] == [(8, 58 + step), (8, 58 + 2 * step)]
 
 

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.maps.making import make_map
+from visattn._support.json_files import SIDE
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import MapFacts, load_map, map_formats, map_schema, save_map
 from visattn.core.maps.map_facts import Detection
@@ -78,7 +79,7 @@ BOXES: dict[str, Callable[[dict[str, Any], list[float]], object]] = {
 
 @pytest.mark.parametrize("name", BOXES)
 def test_sides_of_stored_boxes_have_bounds(name: str) -> None:
-    most = map_schema.SIDE
+    most = SIDE
     for fine in ([0, 0, 2e-3, 2e-3], [0, 0, most, most], [1, 3, 1.5, 3.5]):
         places(lambda facts, box=fine: BOXES[name](facts, box))  # type: ignore[misc]
     for wrong in ([0, 0, 5e-4, 6], [0, 0, 4, 5e-4], [0, 0, most + 1, 6], [0, 0, 4, most + 1], [4, 0, 4, 6], [0, 7, 4, 6]):
@@ -148,6 +149,28 @@ def test_images_and_tables_of_the_most_values_are_read_and_larger_ones_refused(
                 load_map(file)
 
 
+def test_a_line_of_the_most_characters_is_read_and_a_longer_one_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(map_formats, "_MOST_TEXT", 5)
+    file = tmp_path / "a.csv"
+    file.write_text("1,23\n")
+    assert cast(Any, load_map(file)).tolist() == [[1, 23]]
+    file.write_text("1,23\n1,234\n")
+    with pytest.raises(MapError, match="its line 2 has more than 5 characters"):
+        load_map(file)
+
+
+def test_facts_of_the_most_bytes_are_read_and_longer_ones_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "a.npz"
+    file.write_bytes(save_map(make_map(torch.ones(2, 3)), Geometry((4, 6), (32, 48), Box(0, 0, 4, 6))))
+    with zipfile.ZipFile(file) as archive:
+        size = archive.getinfo("facts.npy").file_size
+    monkeypatch.setattr(map_schema, "_MOST_TEXT", size)
+    assert isinstance(load_map(file), tuple)
+    monkeypatch.setattr(map_schema, "_MOST_TEXT", size - 1)
+    with pytest.raises(MapError, match=f"its facts take {size:,} bytes, more than {size - 1:,}"):
+        load_map(file)
+
+
 def test_columns_of_a_table_are_those_of_its_first_line(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     for text, said in (("1,2\n3\n", "its line 2 has 1 columns, and the first 2"), ("1\n\n2,3\n", "its line 3 has 2 columns")):
@@ -155,7 +178,7 @@ def test_columns_of_a_table_are_those_of_its_first_line(tmp_path: Path) -> None:
         with pytest.raises(MapError, match=said):
             load_map(file)
     file.write_text("\ufeff# a note\n1,,3\n 4 , 5,6\n", encoding="utf-8")
-    assert np.array_equal(cast(Any, load_map(file)), [[1, np.nan, 3], [4, 5, 6]], equal_nan=True)
+    assert np.array_equal(cast(Any, load_map(file)), np.array([[1, np.nan, 3], [4, 5, 6]]), equal_nan=True)
 
 
 def test_a_saved_map_is_an_archive_by_default() -> None:

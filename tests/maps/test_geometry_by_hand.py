@@ -18,7 +18,7 @@ CELLS = Box(2, 3, 8, 9)  # input pixels; cells of 3 x 2
 
 def test_sides_of_a_box_are_its_ends_less_its_starts() -> None:
     box = Box(2, 3, 7, 14)
-    assert (box.height, box.width) == (5, 11)
+    assert [box.height, box.width] == [5, 11]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,6 @@ def test_sides_of_a_box_are_its_ends_less_its_starts() -> None:
 )
 def test_boxes_intersect_in_what_both_cover(other: Box, common: tuple[int, ...]) -> None:
     assert Box(2, 3, 7, 14).intersect(other) == common
-    assert isinstance(Box(2, 3, 7, 14).intersect(other), Box)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_entries_of_other_axes_are_scaled_on_their_own() -> None:
     heat = heat_of(grid, ("layer", "head"))
     own = normalize(heat, "minmax")
     assert own.values[:, :, 0].tolist() == [[[0, 0.5, 1]] * 3, [[0, 0.125, 1], [0, 0.5, 1], [0, 0, 0]]]
-    assert own.provenance.value_range == (0, 9)
+    assert [own.provenance.value_range] == [(0.0, 9.0)]
     assert own.provenance.normalization == "minmax"
     one = normalize(heat, "minmax", ("head",))
     assert one.grid[0, 1, 0].tolist() == pytest.approx([0, 2 / 6, 4 / 6])
@@ -225,9 +225,9 @@ def test_pixels_that_were_not_seen_become_0_and_holes_stay() -> None:
 
 def test_values_within_a_scale_are_clipped_to_it() -> None:
     heat = heat_of([[-1, 0, 1], [2, 3, np.nan]])
-    assert np.array_equal(within(heat, 0, 2).values, [[0, 0, 0.5], [1, 1, np.nan]], equal_nan=True)
-    assert np.array_equal(within(heat, 1, 3).grid, [[0, 0, 0], [0.5, 1, np.nan]], equal_nan=True)
-    assert np.array_equal(within(heat, 2, 2).values, [[0, 0, 0], [0, 0, np.nan]], equal_nan=True)
+    assert np.array_equal(within(heat, 0, 2).values, np.array([[0, 0, 0.5], [1, 1, np.nan]]), equal_nan=True)
+    assert np.array_equal(within(heat, 1, 3).grid, np.array([[0, 0, 0], [0.5, 1, np.nan]]), equal_nan=True)
+    assert np.array_equal(within(heat, 2, 2).values, np.array([[0, 0, 0], [0, 0, np.nan]]), equal_nan=True)
     assert within(heat, 0, 2).provenance.value_range == (0, 2)
     assert within(heat, 0, 2).normalized
 
@@ -311,7 +311,7 @@ def test_sinks_and_query_are_marked_at_the_centers_of_their_cells() -> None:
     facts = MapFacts(sinks=((Sink(1, 2, 20.0, "blocks.1"),),), query_at=((1.0, 4.0),))
     layout = TokenLayout("tokens", (), (2, 3), Box(0, 1, 4, 10))
     heat = AttentionMap(torch.ones(2, 3), (), layout, {}, "attention", facts=facts).to_heatmap(PLACE)
-    assert heat.marks == (pytest.approx((4, 14.75)),)
-    assert heat.query == ((2, 8),)
+    assert np.array(heat.marks) == pytest.approx(np.array([[4, 14.75]]))
+    assert list(heat.query) == [(2, 8)]
     two = replace(facts, sinks=facts.sinks * 2)
     assert AttentionMap(torch.ones(2, 3), (), layout, {}, "attention", facts=two).to_heatmap(PLACE).marks == ()
