@@ -211,6 +211,11 @@ def test_entries_of_other_axes_are_scaled_on_their_own() -> None:
     assert normalize(replace(heat, signed=True), "minmax").signed
 
 
+def test_a_span_beyond_float32_is_scaled() -> None:
+    assert normalize(heat_of([[-3e38, 0, 3e38]]), "minmax").values.tolist() == [[0, 0.5, 1]]
+    assert normalize(heat_of([[2e38, 3e38]]), "minmax").values.tolist() == [[0, 1]]
+
+
 def test_pixels_that_were_not_seen_become_0_and_holes_stay() -> None:
     values = np.full((5, 7), 3, np.float32)
     values[2, 3], values[2, 4] = np.nan, 1
