@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,13 @@ def test_scratch_memory_is_used_again_unless_it_is_large(monkeypatch: pytest.Mon
     large = overlays._scratch("of_a_test", (61,))
     assert not np.shares_memory(first, large)
     assert not np.shares_memory(large, overlays._scratch("of_a_test", (61,)))
+
+
+def test_a_thread_keeps_up_to_64_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlays, "_memory", SimpleNamespace())
+    kept, large = (4096, 4096, 4), (4096 * 4096 * 4 + 1,)
+    assert np.shares_memory(overlays._scratch("a", kept), overlays._scratch("a", kept))
+    assert not np.shares_memory(overlays._scratch("a", large), overlays._scratch("a", large))
 
 
 def test_pictures_of_many_rows_are_mixed_in_parts() -> None:

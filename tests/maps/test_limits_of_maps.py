@@ -285,6 +285,20 @@ def test_the_first_and_the_last_entry_are_taken_from_both_ends(index: int, place
     assert heat_of(values.numpy(), ("head",)).at(head=index).grid.tolist() == values[place].tolist()
 
 
+def test_only_an_entry_of_the_axis_of_layers_names_the_layer() -> None:
+    labels = {"layer": ("blocks.0", "blocks.1")}
+    one = make_map(torch.arange(36.0).view(2, 3, 2, 3), ("layer", "head"), labels=labels)
+    one = replace(one, facts=MapFacts(layer="all"))
+    assert one.at(layer=1).facts.layer == "blocks.1"
+    assert one.at(head=1).facts.layer == "all"
+    assert one.at(head=1).axes == ("layer",)
+    assert one.at(head=1).labels == labels
+    assert one.at(layer=1).labels == {}
+    assert one.at(layer=1).provenance.parameters == {"layer": "blocks.1"}
+    assert one.mean("head").values.tolist() == one.values.mean(1).tolist()
+    assert one.mean("head").provenance.parameters == {"mean over head": 3}
+
+
 def test_mass_keeps_the_largest_cells_that_hold_the_share() -> None:
     values = torch.tensor([[[5.0, 3.0, 2.0]], [[1.0, 0.0, 3.0]]])
     kept = {share: make_map(values, ("head",)).mass(share).values[:, 0].tolist() for share in (0.5, 0.51, 0.75, 0.8, 0.81, 1)}
