@@ -128,6 +128,19 @@ def test_a_span_below_the_smallest_is_constant_and_one_above_is_drawn() -> None:
     assert np.asarray(colorize(large))[0, 0].tolist() == table("inferno")[0].tolist()
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.5, 0.5, "the map is constant (0.5); the photo is unchanged."),
+        (0, 9e-36, "the map is constant (0); the photo is unchanged."),
+        (0, 1e-35, "the map is nearly even (0 to 1e-35); the photo is unchanged."),
+        (0.505, 0.507, "the map is nearly even (0.505 to 0.507); the photo is unchanged."),
+    ],
+)
+def test_a_map_that_is_not_drawn_is_constant_or_nearly_even(low: float, high: float, said: str) -> None:
+    assert overlays._uncolored(low, high).startswith(said)
+
+
 @pytest.mark.parametrize("seen", [Box(5, 6, 5, 20), Box(5, 6, 20, 6)])
 def test_a_map_of_no_pixel_leaves_the_photo_with_a_warning(seen: Box) -> None:
     photo = noise()
