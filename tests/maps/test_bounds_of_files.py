@@ -20,7 +20,7 @@ from visattn._support.json_files import SIDE
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import MapFacts, load_map, map_formats, map_schema, save_map
 from visattn.core.maps.map_facts import Detection
-from visattn.core.provenance import Sink
+from visattn.core.provenance import Provenance, Sink
 from visattn.errors import MapError
 
 # ---- facts ------------------------------------------------------------------------------------------------------------------------
