@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -188,10 +187,10 @@ def test_a_saved_map_is_an_archive_by_default() -> None:
 
 
 @pytest.mark.parametrize("ending", ["npz", "csv", "tif", "png"])
-def test_facts_that_are_no_finite_numbers_are_restored(ending: Any, tmp_path: Path) -> None:
-    made = make_map(torch.ones(2, 3), provenance=Provenance(versions={}, parameters={"least": math.inf}))
+def test_names_of_images_that_are_not_utf_8_are_restored(ending: Any, tmp_path: Path) -> None:
+    made = make_map(torch.ones(2, 3), provenance=Provenance(versions={}, image="a\udcff.png"))
     file = tmp_path / f"a.{ending}"
     file.write_bytes(save_map(made, Geometry((4, 6), (32, 48), Box(0, 0, 4, 6)), ending))
     found = load_map(file)
     assert isinstance(found, tuple)
-    assert found[0].provenance.parameters == {"least": math.inf}
+    assert found[0].provenance.image == "a\udcff.png"
