@@ -200,6 +200,13 @@ def test_mask_of_a_chosen_cell_is_its_part_of_the_photo(cell: tuple[int, int], b
     assert mask.tolist() == expected.tolist()
 
 
+def test_cells_of_part_of_an_input_pixel_are_masked_exactly() -> None:
+    cells = cast(AttentionMap, SimpleNamespace(layout=SimpleNamespace(grid=(2, 3), box=Box(1, 2, 8, 10))))
+    mask = filmstrips._box(cast(Any, PANELS), cells, (1, 1), "x").values
+    rows, columns = np.nonzero(mask)  # rows 4.5 to 8 and columns 4.67 to 7.33 of the input
+    assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (18, 29, 36, 52)
+
+
 @pytest.mark.parametrize("cell", [(-1, 0), (2, 0), (0, -1), (0, 3), (2, 3)])
 def test_a_cell_beside_the_grid_is_refused(cell: tuple[int, int]) -> None:
     with pytest.raises(OptionError, match=r"x must be a \(row, column\) inside the 2 x 3 grid"):

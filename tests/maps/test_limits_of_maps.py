@@ -211,6 +211,11 @@ def test_entries_of_other_axes_are_scaled_on_their_own() -> None:
     assert normalize(replace(heat, signed=True), "minmax").signed
 
 
+def test_a_heatmap_is_raw_and_unmarked_by_default() -> None:
+    heat = heat_of([[1, 2]])
+    assert (heat.normalized, heat.signed, heat.marks, heat.query, dict(heat.labels)) == (False, False, (), (), {})
+
+
 def test_a_span_beyond_float32_is_scaled() -> None:
     assert normalize(heat_of([[-3e38, 0, 3e38]]), "minmax").values.tolist() == [[0, 0.5, 1]]
     assert normalize(heat_of([[2e38, 3e38]]), "minmax").values.tolist() == [[0, 1]]
