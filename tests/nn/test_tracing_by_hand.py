@@ -390,7 +390,7 @@ def test_sites_with_fewer_channels_are_left_out_and_those_with_as_many_are_kept(
     for least, expected in ((4, ["stem", "layer1.conv", "head"]), (5, ["layer1.conv", "head"]), (6, ["layer1.conv"])):
         handle = attach(network(), "se", where=["stem", "layer1.conv", "head"], example=image(), min_channels=least, dry_run=True)
         assert [one.name for one in handle.sites] == expected
-    with pytest.raises(OptionError, match="min_channels must be at most 6, .* got 7"):
+    with pytest.raises(OptionError, match=r"min_channels must be at most 6, .* got 7"):
         attach(network(), "se", where=["stem", "layer1.conv", "head"], example=image(), min_channels=7)
 
 
