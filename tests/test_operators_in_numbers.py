@@ -323,9 +323,9 @@ def test_token_counts_are_those_of_the_indices() -> None:
     rows, columns = torch.tensor([[0, 1], [2, -1]]), torch.tensor([[0, 4, 1], [2, 3, -1]])
     assert token_counts(rows, columns, (2, 2), (2, 3)) == (3, 5)
     assert token_counts(None, None, (1, 2), (1, 3)) == (2, 3)
-    for pair in ((rows, None), (None, columns)):
+    for some, others in ((rows, None), (None, columns)):
         with pytest.raises(ShapeError, match="must be given together"):
-            token_counts(*pair, (2, 2), (2, 3))
+            token_counts(some, others, (2, 2), (2, 3))
     with pytest.raises(ShapeError, match=r"= \(2, 4\), got \(2, 3\)"):
         token_counts(rows, columns, (2, 2), (2, 4))
 

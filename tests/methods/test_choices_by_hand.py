@@ -99,7 +99,7 @@ def test_attention_to_sinks_is_dropped_or_spread() -> None:
     made = planted()
     rows = made[0].operator.dense()[:, :, 1 + 8]
     for treatment in ("drop", "redistribute"):
-        found = attention(made, layer=0, query="patch:1,1", sinks=treatment).values  # type: ignore[arg-type]
+        found = attention(made, layer=0, query="patch:1,1", sinks=treatment).values
         expected = rows.clone()
         for image, sink in enumerate((31, 2)):
             lost = rows[image, :, sink]

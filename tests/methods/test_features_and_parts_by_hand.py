@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,15 +47,15 @@ def featured(*layers: tuple[str, Any, int]) -> Recording:
 def test_features_are_chosen_by_index_name_or_call() -> None:
     made = featured(("a", "activation", 0), ("b", "tokens", 0), ("b", "tokens", 1), ("c", "activation", 0))
     for layer, place in ((0, 0), (3, 3), (-1, 3), (-4, 0), ("a", 0), ("b", 2), ("b #0", 1), ("b #1", 2)):
-        assert feature_of(made, layer) is made.features[place]  # type: ignore[arg-type]
+        assert feature_of(made, layer) is made.features[place]
     for layer in (4, -5, "d", "b #2"):
         with pytest.raises(OptionError, match=r"recorded: a, b #0, b #1, c\)"):
-            feature_of(made, layer)  # type: ignore[arg-type]
+            feature_of(made, layer)
     for layer, place in ((0, 1), (1, 2), (-1, 2), (-2, 1), ("b", 2), ("b #0", 1)):
-        assert tokens_of(made, layer) is made.features[place]  # type: ignore[arg-type]
+        assert tokens_of(made, layer) is made.features[place]
     for layer in (2, -3, "a"):
         with pytest.raises(OptionError, match="no token features of layer"):
-            tokens_of(made, layer)  # type: ignore[arg-type]
+            tokens_of(made, layer)
 
 
 def test_the_last_call_with_a_known_place_is_taken() -> None:
@@ -111,10 +112,10 @@ def test_activation_maps_of_the_last_layer_follow_their_formulas(epsilon: float)
 def test_a_gate_is_chosen_by_name_before_index() -> None:
     names = ["a", "1", "a", "b"]
     for layer, found in ((0, "a"), (1, "1"), (2, "b"), (-1, "b"), (-3, "a"), ("b", "b"), ("1", "1")):
-        assert layer_of(layer, names) == found  # type: ignore[arg-type]
+        assert layer_of(layer, names) == found
     for wrong in (3, -4, "c"):
         with pytest.raises(OptionError, match=f"one of the modules with such gates, a, 1, b, got {wrong}"):
-            layer_of(wrong, names)  # type: ignore[arg-type]
+            layer_of(wrong, names)
 
 
 def test_a_gate_of_an_attached_module_is_told_with_its_weight() -> None:
@@ -215,7 +216,7 @@ def test_a_score_counts_images_and_refuses_what_is_no_score() -> None:
         CountingScore(lambda x: x.sum((2, 3)))(torch.ones(2, 3, 5, 7))
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ModelError, match="NaN or infinite"):
-            CountingScore(lambda x, bad=bad: x.sum((1, 2, 3)) * bad)(torch.ones(1, 3, 5, 7))
+            CountingScore(partial(torch.full_like, fill_value=bad))(torch.ones(1))
 
 
 def test_baselines_are_the_mean_or_black_after_normalization() -> None:

@@ -167,7 +167,7 @@ def test_attention_to_sinks_is_dropped_or_spread_over_the_other_patches() -> Non
     sunk = [[3, 13], [6]]
     mean = operator.dense().mean(1)
     for treatment in ("drop", "redistribute"):
-        rows = recursion.without_sinks(recursion.fused("mean"), found, PLACE, treatment, operator)  # type: ignore[arg-type]
+        rows = recursion.without_sinks(recursion.fused("mean"), found, PLACE, treatment, operator)
         expected = mean.clone()
         for image, tokens in enumerate(sunk):
             others = [token for token in range(2, TOKENS) if token not in tokens]
