@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 from typing import Any
 
@@ -231,3 +231,19 @@ def test_baselines_are_the_mean_or_black_after_normalization() -> None:
         scored.parts("grid", num_segments=1)
     with pytest.raises(OptionError, match="applies only to"):
         scored.parts("pixels", (2, 3))
+
+
+def test_records_of_features_and_parts_are_fixed_and_compared_by_identity() -> None:
+    made = featured(("a", "activation", 0))
+    scored = ScoredImages(noise(1, 3, 5, 7), torch.sum)
+    for build, name in (
+        (lambda: tap(made, 0, torch.float32), "layer"),
+        (lambda: grid((5, 7), 2, 3), "text"),
+        (lambda: replace(scored), "alone"),
+    ):
+        one, other = build(), build()
+        assert one == one
+        assert one != other
+        assert len({one, other}) == 2
+        with pytest.raises(FrozenInstanceError):
+            setattr(one, name, "")
