@@ -116,9 +116,9 @@ def test_facts_of_sites_are_fixed_and_compared_by_value() -> None:
     assert (trail.end, trail.inner, trail.layout, trail.turn, trail.scaled) == (None,) * 5
     assert (trail.resized, trail.grown) == (False, False)
     assert not hasattr(trail, "__dict__")
-    layout = Layout("x", nn.Identity, {})
+    layout: Any = Layout("x", nn.Identity, {})
     assert (layout.options, layout.note, layout.lacks) == ({}, "", "")
     assert layout.told(None, {}) is True
-    assert layout.change(None, "a", trail) is trail  # type: ignore[arg-type, comparison-overlap]
+    assert layout.change(None, "a", trail) is trail
     with pytest.raises(FrozenInstanceError):
-        layout.name = "y"  # type: ignore[misc]
+        layout.name = "y"
