@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import date
 from functools import cache
@@ -29,6 +29,7 @@ _LAST = 40  # lines of output that are kept
 _LIBRARIES = "torch", "torchvision", "timm", "transformers", "numpy", "pillow", "opencv-python", "msgspec"
 _NATIVE = (".safetensors",)
 _HOURS = 4.0  # for all proofs together
+_TICK = 0.2  # seconds; a signal that comes just before the main thread waits without a limit would not end the run
 
 
 class Proof(NamedTuple):
@@ -63,8 +64,7 @@ class Evidence:
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 try:
-                    for _ in pool.map(lambda name: self._prove(name, threads=1), beside):
-                        pass
+                    _finished([pool.submit(self._prove, name, threads=1) for name in beside])
                 except BaseException:
                     self._stop()
                     raise
@@ -164,6 +164,15 @@ class Evidence:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def _finished(futures: Sequence[Future[None]]) -> None:
+    """Wait until all have ended, or one has failed; it raises its error here."""
+    left = set(futures)
+    while left:
+        ended, left = wait(left, _TICK, FIRST_EXCEPTION)
+        for future in ended:
+            future.result()
 
 
 def _commit(root: Path) -> str:
