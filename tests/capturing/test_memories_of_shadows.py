@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.test_work_of_a_step import CPU, grid, learned, placed, two_images
+from tests.capturing.steps import CPU, grid, learned, placed, two_images
 from visattn.core.capturing.placing.nodes import Facts
 from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places, whole, zeros
 from visattn.core.capturing.placing.shadows import Shadows, _Memory

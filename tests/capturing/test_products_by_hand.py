@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.test_work_of_a_step import CPU, at_work, grid, learned, members, noted, placed, two_images
+from tests.capturing.steps import CPU, at_work, grid, learned, members, noted, placed, two_images
 from visattn.core.capturing.placing import products
 from visattn.core.capturing.placing.places import UNWATCHED, Places, whole
 from visattn.core.capturing.placing.work import Result, Unproven

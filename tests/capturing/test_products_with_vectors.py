@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from tests.capturing.steps import at_work, grid, learned, placed, two_images
 from tests.capturing.test_operands_that_meet import foreign, one
 from tests.capturing.test_products_by_hand import single, tokens, turned
-from tests.capturing.test_work_of_a_step import at_work, grid, learned, placed, two_images
 from visattn.core.capturing.placing import pointwise, products
 from visattn.core.capturing.placing.places import Places
 from visattn.core.capturing.placing.work import Unproven

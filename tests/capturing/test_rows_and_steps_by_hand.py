@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from tests.capturing.test_work_of_a_step import at_work, learned, two_images
+from tests.capturing.steps import at_work, learned, two_images
 from visattn.core.capturing.placing import constants, mixing, moves, pointwise, products, reductions
 from visattn.core.capturing.placing.kernels import Kernel
 from visattn.core.capturing.placing.nodes import Nodes, shape_of, storage_of, tensors_in_nodes

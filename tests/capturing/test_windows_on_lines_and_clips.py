@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.test_work_of_a_step import at_work, grid, placed, two_images
+from tests.capturing.steps import at_work, grid, placed, two_images
 from visattn.core.capturing.placing import windows
 from visattn.core.capturing.placing.places import Places
 from visattn.core.capturing.placing.work import Unproven

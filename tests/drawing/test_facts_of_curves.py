@@ -6,24 +6,11 @@ from typing import Any
 
 import pytest
 
-from visattn.core.drawing.plots import figures, learning_curves
+from visattn.core.drawing.plots import learning_curves
 from visattn.core.drawing.plots.figures import BLUE, VERMILION
 from visattn.core.provenance import Provenance
 
 FACTS = Provenance(model="vit", method="training")
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record all figures in place of encoding them."""
-    found: list[Any] = []
-
-    def keeping(figure: Any, provenance: Provenance) -> bytes:
-        found.append(figure)
-        return b""
-
-    monkeypatch.setattr(figures, "png", keeping)
-    return found
 
 
 def run(**keys: float) -> list[dict[str, Any]]:

@@ -8,24 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from visattn.core.drawing.plots import confusion as confusions, figures, head_statistics
+from visattn.core.drawing.plots import confusion as confusions, head_statistics
 from visattn.core.drawing.plots.figures import BLUE
 from visattn.core.provenance import Provenance
 
 FACTS = Provenance(model="vit", weights="random, seed 0", random=True)
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record all figures in place of encoding them."""
-    found: list[Any] = []
-
-    def keeping(figure: Any, provenance: Provenance) -> bytes:
-        found.append(figure)
-        return b""
-
-    monkeypatch.setattr(figures, "png", keeping)
-    return found
 
 
 def layer(name: str, **values: float | None) -> dict[str, Any]:
