@@ -91,18 +91,18 @@ def _of_head(
 
 def _with_attention(states: LayerStates, head: int, queries: Tensor, keys: Tensor) -> float:
     """Correlate ranks of distances and of attention over the patches that a query attends to, and average over queries."""
-    found = []
     tokens, plain = states.tokens, states.tokens.plain
-    each = tokens.per_image
-    for row, at in zip(states.rows[head].double(), states.some.tolist(), strict=True):
-        image = int(tokens.image[at])
-        some = slice(image * each, (image + 1) * each)
-        seen = plain[some] & (row > 0)
-        if not bool(plain[at]) or int(seen.sum()) < 2:
-            continue
-        apart = distances(queries[at][None], keys[some][seen])
-        found.append(row_correlation(ranks(row[seen][None]), ranks(apart)))
-    return float(torch.cat(found).nanmean()) if found else float("nan")
+    of_patches = plain[states.some]
+    some, rows = states.some[of_patches], states.rows[head][of_patches].double()
+    found = []
+    for image in tokens.image[some].unique().tolist():
+        of_image = tokens.image[some] == image
+        own = slice(image * tokens.per_image, (image + 1) * tokens.per_image)
+        attention, apart = rows[of_image], distances(queries[some[of_image]], keys[own])
+        seen = plain[own] & (attention > 0)
+        ranked = (ranks(each.masked_fill(~seen, math.inf)) for each in (attention, apart))  # the others come last
+        found.append(row_correlation(*ranked, weights=seen / seen.sum(1, keepdim=True).double()))
+    return float(torch.cat(found).nanmean()) if found else math.nan
 
 
 def _on_nothing(states: LayerStates, head: int) -> float:
