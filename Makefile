@@ -28,11 +28,11 @@ lint: $(READY)  ## style, types, import contract, shape of the package, words
 
 test: lint  ## what a change can break: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights(), offline_weights('tf_efficientnet_lite0'))"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not full"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not full and not evidence"
 
 test-full: $(READY)  ## what takes long: real trainings, kills, packaging, every operation, the recipes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist load -m full tests/training/test_resume.py  # forks: no autograd thread may have run before
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m full --ignore tests/training/test_resume.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist load -m "full and not evidence" tests/training/test_resume.py  # forks: no autograd thread may have run before
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "full and not evidence" --ignore tests/training/test_resume.py
 
 bench: $(READY)  ## speed and memory against the plain forward and against peers, and start-up; BENCH=--write-docs puts them into the docs
 	$(BIN)/python scripts/benchmark.py $(BENCH)

@@ -1,7 +1,6 @@
 """Many images through `visattn batch`: none is lost, bad ones are told, and memory stays.
 
-    python scripts/many_images.py            10,000 images, of which 3 are damaged
-    python scripts/many_images.py --smoke    1,000 images, whose first tenth is three batches
+    python scripts/many_images.py    10,000 images, of which 3 are damaged
 
 Images are generated from a seed. Fails if a picture is missing, a damaged image is not told in one line, the exit status is not 1, or
 memory grows by more than 50 MB from the first tenth of the run to its end.
@@ -57,8 +56,8 @@ def watched(process: subprocess.Popen[str], output: Path, memory: list[tuple[int
 def main() -> int:
     """Run, print the figures, and return 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true")
-    count = 1_000 if parser.parse_args().smoke else 10_000
+    parser.add_argument("--count", type=int, default=10_000)
+    count = parser.parse_args().count
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bad = write(folder / "images", count)

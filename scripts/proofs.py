@@ -27,6 +27,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "many images": Proof("scripts/many_images.py"),
     "captions of scenes": Proof("scripts/captions.py"),
     "gradients of hard attention": Proof("scripts/estimator.py"),
+    "all cases": Proof("-m pytest -q -m evidence tests"),
     "wheel": Proof("scripts/wheel.py", whole=True),
     "installs": Proof("-m tests.pages.installs", whole=True),
     "coverage": Proof("scripts/model_coverage.py"),

@@ -22,7 +22,7 @@ OTHER = RIGHT._replace(map=np.arange(6.0).reshape(2, 3) + 1e-3)
 
 def test_contexts_drawn_by_a_seed() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.contexts", "--draw", "4", "--seed", "45"],
+        [sys.executable, "-W", "ignore", "-m", "tests.contexts", "--draw", "2", "--seed", "45"],
         cwd=ROOT,
         capture_output=True,
         text=True,

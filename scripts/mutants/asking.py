@@ -56,7 +56,7 @@ def _lines(file: str, sources: list[str], place: str) -> dict[str, Any]:
     measured = Coverage(data_file=None, include=[str(Path(source).absolute()) for source in sources], config_file=False)
     measured.start()
     recorder = _Recorder(measured)
-    pytest.main([file, "-m", "not full", "--basetemp", place, *_PLAIN], plugins=[recorder])
+    pytest.main([file, "-m", "not full and not evidence", "--basetemp", place, *_PLAIN], plugins=[recorder])
     measured.stop()
     tests = [name for name in recorder.seconds if name not in recorder.bad]
     numbers, data = {name: number for number, name in enumerate(tests)}, measured.get_data()

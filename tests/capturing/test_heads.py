@@ -17,6 +17,7 @@ from tests.capturing.heads import cases, judge, timm_and_transformers
 from tests.capturing.heads.composed import HEADS
 from tests.capturing.heads.model import BEFORE, PATCHES, Head, Model, images, masks
 from tests.capturing.heads.truth import Truth, truths
+from tests.samples import sampled
 from visattn.core.records import Recording
 from visattn.errors import OptionError
 
@@ -79,7 +80,11 @@ def check(found: judge.Verdict) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name.startswith("composed") else name for name in HEADS]
+    "name",
+    sampled(
+        [pytest.param(name, marks=pytest.mark.full) if name.startswith("composed") else name for name in HEADS],
+        4,
+    ),
 )
 def test_query_of_a_head_is_the_one_that_it_reads(name: str) -> None:
     check(cases.judge(name))

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import visattn
 from tests import tiny
 from tests.capturing import own
+from tests.samples import sampled
 from tests.zoo import FAMILIES
 from visattn.core.records import Recording
 from visattn.errors import CaptureError, NoAttentionCaptured
@@ -54,7 +55,7 @@ def facts(recording: Recording) -> list[object]:
     return [(r.layer, r.call, r.forward, r.kind, r.queries, r.keys, r.follows, r.reason) for r in recording]
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", sampled(FAMILIES, 3))
 def test_every_later_capture_equals_the_first(name: str, followed: list[None]) -> None:
     family = FAMILIES[name]
     size = family.sizes[-1]

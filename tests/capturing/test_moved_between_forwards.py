@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.capturing.moving import GRID, WIDTH, Moving, image, right
+from tests.samples import sampled
 
 FORWARDS = 10
 SHIFTS = [1, 1, 3, 3, 5, 1, 0, 7, 1, 3][:FORWARDS]
@@ -315,7 +316,7 @@ def test_at_least_150_programs_are_tested() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", list(WAYS))
+@pytest.mark.parametrize("name", sampled(WAYS, 3))
 def test_positions_of_tokens_are_correct_in_each_of_ten_forward_passes(name: str) -> None:
     assert WAYS[name]() == [True] * FORWARDS
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.capturing.moving import GRID, WIDTH, Moving, image, judged
+from tests.samples import sampled
 
 Change = Callable[[Any, Tensor], Tensor]
 ROWS, COLUMNS = GRID
@@ -295,7 +296,7 @@ def test_at_least_60_models_are_tested() -> None:
     assert len(MODELS) >= 60
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", sampled(MODELS, 3))
 def test_positions_of_tokens_are_correct_or_refused(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)

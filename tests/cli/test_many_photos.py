@@ -1,11 +1,9 @@
-"""Many photos in one command: an error of one photo never stops the others, and only one photo is in memory."""
+"""Many photos in one command: an error of one photo never stops the others. That memory stays, `make evidence` shows."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,21 +117,3 @@ def test_failing_caption_does_not_stop_the_others(
         1,
         ["visattn: error: b.png: attention of it is NaN."],
     )
-
-
-@pytest.mark.full
-def test_memory_does_not_grow_with_the_number_of_photos() -> None:
-    """Run a short version of `scripts/many_photos.py`, whose full run has 200 photos of 12 megapixels."""
-    script = Path(__file__).parents[2] / "scripts" / "many_photos.py"
-    done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^6 photos: 6 pictures; peak \d+ MB", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.full
-def test_memory_does_not_grow_with_the_number_of_images() -> None:
-    """Run a short version of `scripts/many_images.py`, whose full run has 10,000 images."""
-    script = Path(__file__).parents[2] / "scripts" / "many_images.py"
-    done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1,000 images, 3 of them damaged: 997 pictures, 3 lines, exit status 1")

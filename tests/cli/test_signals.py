@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.samples import sampled
+
 COMMAND = [
     "video",
     "photo:chelsea",
@@ -25,7 +27,7 @@ COMMAND = [
 ]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("how", sampled([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], 3))
 def test_a_film_that_is_ended_leaves_nothing(how: signal.Signals, tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"}
     (tmp_path / "tmp").mkdir()

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import visattn
+from tests.samples import sampled
 from visattn.core.families import input_spec, labels
 from visattn.core.families.wrappers import unwrapped
 
@@ -66,7 +67,7 @@ KEEPING: dict[str, Changed] = {
 }
 
 
-@pytest.mark.parametrize("name", ["scenes_vit", "scenes_vit_shortcut", "scenes_cnn"])
+@pytest.mark.parametrize("name", sampled(["scenes_vit", "scenes_vit_shortcut", "scenes_cnn"], 3))
 @pytest.mark.parametrize("how", list(KEEPING))
 def test_copies_and_wrappers_have_the_facts_of_the_model(name: str, how: str) -> None:
     model = visattn.load_model(name)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.samples import sampled
+
 ROOT = Path(__file__).parents[2]
 QUICK = {
     ("torchvision", "vit_b_16"): "2 self",
@@ -59,6 +61,6 @@ def test_all_calls_are_placed(library: str, name: str, row: Callable[[str, str],
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("library", "name"), FULL)
+@pytest.mark.parametrize(("library", "name"), sampled(FULL, 6))
 def test_all_calls_of_larger_models_are_placed(library: str, name: str, row: Callable[[str, str], dict[str, Any]]) -> None:
     check(row(library, name), FULL[library, name])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import visattn
+from tests.samples import sampled
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -62,19 +63,19 @@ def is_true(row: dict[str, Any], kinds: str) -> bool:
     return int(right) == int(lit) > 0
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", sampled(QUICK, 3))
 def test_all_calls_are_placed_and_lit_cells_are_found(name: str, row: Callable[[str], dict[str, Any]]) -> None:
     assert placed(row(name), QUICK[name])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", sampled(FULL, 4))
 def test_all_calls_of_larger_models_are_placed(name: str, row: Callable[[str], dict[str, Any]]) -> None:
     assert placed(row(name), FULL[name])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("name", sampled(FAR, 4))
 def test_attention_behind_points_that_lie_far_is_refused(name: str, row: Callable[[str], dict[str, Any]]) -> None:
     kinds, reason = FAR[name]
     made = row(name)

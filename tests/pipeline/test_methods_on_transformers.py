@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 import visattn
+from tests.samples import sampled
 
 METHODS = "legrad", "gradcam", "norm_attention", "similarity", "pca"
 QUICK = "DeiTForImageClassificationWithTeacher", "Dinov2WithRegistersForImageClassification"
@@ -88,6 +89,6 @@ def test_methods_give_maps(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", sampled(FULL, 3))
 def test_methods_give_maps_of_more_classes(name: str) -> None:
     check(name)
