@@ -95,13 +95,13 @@ def _with_attention(states: LayerStates, head: int, queries: Tensor, keys: Tenso
     of_patches = plain[states.some]
     some, rows = states.some[of_patches], states.rows[head][of_patches].double()
     found = []
-    for image in tokens.image[some].unique().tolist():
+    for image in torch.unique(tokens.image[some]).tolist():
         of_image = tokens.image[some] == image
         own = slice(image * tokens.per_image, (image + 1) * tokens.per_image)
         attention, apart = rows[of_image], distances(queries[some[of_image]], keys[own])
         seen = plain[own] & (attention > 0)
-        ranked = (ranks(each.masked_fill(~seen, math.inf)) for each in (attention, apart))  # the others come last
-        found.append(row_correlation(*ranked, weights=seen / seen.sum(1, keepdim=True).double()))
+        attention, apart = (ranks(each.masked_fill(~seen, math.inf)) for each in (attention, apart))  # the others come last
+        found.append(row_correlation(attention, apart, seen / seen.sum(1, keepdim=True).double()))
     return float(torch.cat(found).nanmean()) if found else math.nan
 
 
