@@ -24,12 +24,12 @@ QUICK = {
     "ViltForQuestionAnswering": "2 self",
 }
 FULL = {
-    "Florence2ForConditionalGeneration": "7 self, 5 channel, 2 self among words, 2 cross",
     "LlavaNextForConditionalGeneration": "4 self",
     "Qwen2_5_VLForConditionalGeneration": "4 self",
     "Sam2Model": "9 self, 3 cross, 2 self among pool, 3 pool, 2 cross among pool",
     "TimesformerModel": "4 self",
     "VideoMAEForVideoClassification": "2 self",
+    "Florence2ForConditionalGeneration": "7 self, 5 channel, 2 self among words, 2 cross",
     "VisionEncoderDecoderModel": "2 self, 2 self among words, 2 cross",
 }
 
