@@ -191,9 +191,9 @@ def test_steps_of_a_fused_call_are_not_its_own() -> None:
 
 
 def test_operator_of_higher_order_runs_without_notes() -> None:
-    class Twice(HigherOrderOperator):  # type: ignore[misc]
+    class Twice(HigherOrderOperator):
         def __init__(self) -> None:
-            super().__init__("visattn_twice")
+            super().__init__("visattn_twice")  # type: ignore[no-untyped-call]
 
         def __call__(self, x: Tensor, *, plus: int) -> Tensor:
             return x * 2 + plus
