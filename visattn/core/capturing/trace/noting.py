@@ -40,7 +40,7 @@ class Noting:
         """Start without steps; `stored` returns kind and name of a tensor of the model."""
         self._stored, self._recorder = stored, Recorder(Nodes(stored), contents_of)
         self._lengths: set[Node] = set()  # tensors of a known tape whose shape the model has read
-        self._resumed_at = -1  # number of entries at which the tensors of a known tape were taken over
+        self._resumed_at: int | None = None  # number of entries at which the tensors of a known tape were taken over
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Run a call, note the operations that it consists of, and return its result."""

@@ -425,6 +425,6 @@ class Tracer:
             return slice(self._noted(value.start), self._noted(value.stop), self._noted(value.step))
         if kind is dict:
             return {name: self._noted(item) for name, item in value.items()}
-        if isinstance(value, (tuple, list)) and kind is not torch.Size and any(isinstance(item, Tensor) for item in value):
+        if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
             return STRANGE if hasattr(value, "_fields") else [self._noted(item) for item in value]
         return plain(value)
