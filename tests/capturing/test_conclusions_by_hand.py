@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from visattn.core.capturing.following.conclusions import SAMPLED, Conclusions, Located, concluded
 from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.places import UNWATCHED, Places, whole
+from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.trace.operations import EDITED, Operation, operation_of
 from visattn.core.capturing.trace.tape import Attention, Entry, Made, Operand, Outside, Ref, Tape
@@ -335,3 +336,30 @@ def test_the_readout_is_unknown_behind_a_call_with_an_unexpected_result() -> Non
     assert done is scene.made
     assert (list(done.calls), done.cut, done.readouts) == ([call], None, None)
     assert not hasattr(done, "_follower")
+
+
+# --- attention that may be recorded
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_products_of_a_call_that_is_a_gate_are_told(recorded: bool) -> None:
+    scene = Scene()
+    rows = Places("placed", scene.codes[..., None].expand(2, 6, SIZE))
+    scores = Places("placed", scene.codes[..., None].expand(2, 6, 6), scene.codes[:, None].expand(2, 6, 6))
+    for slot, places in ((1, scores), (2, rows), (3, rows)):
+        scene.put(slot, places)
+    call = Attention("attn", 0, 0, (Operand(1), Operand(2)), False, (2,), 6, 6)
+    scene.made.calls[call] = located() if recorded else None
+    nodes = scene.tape.nodes
+    step = Step(torch.ops.aten.bmm.default, {"self": nodes[1], "mat2": nodes[2]}, (nodes[3],))
+    scene.call(torch.bmm, (1, 2), Made(3, rows.shape, True), attention=call, steps=(step,))
+    scene.made._follow(scene.tape)
+    assert scene.tracer.unseen == ({} if recorded else {"attn": "multiplies scores by values with bmm"})
+
+
+def test_a_softmax_that_returns_no_tensor_first_is_passed_over() -> None:
+    scene = Scene()
+    made = scene.put(2, whole("lost", (2, 6, SIZE), CPU, "fft"))
+    for outs, told in (((None, made), False), ((made, None), True)):
+        entry = Entry(torch.softmax, operation_of(torch.softmax), (Ref(1), 1), {}, outs, "attn")
+        assert (scene.made._over_tokens(entry) is not None) is told

@@ -186,3 +186,11 @@ def test_tensors_that_a_step_overwrites_are_results_too() -> None:
     chain.entry([Step(OPS.pow.Tensor_Scalar, {"self": x, "exponent": 2}, (None,))], [x], None)
     assert _mixed(chain.tape, 0, chain.shadows) == {after}
     assert torch.equal(chain.shadows.of(x).codes, chain.shadows.of(after).codes)
+
+
+def test_all_steps_of_a_call_are_looked_at() -> None:
+    chain = Chain()
+    x, w, made, mixed = chain.tokens(), chain.learned(SIZE), chain.learned(SIZE), chain.tokens()
+    steps = Step(OPS.relu.default, {"self": w}, (made,)), Step(OPS.cumsum.default, {"self": x, "dim": 1}, (mixed,))
+    chain.entry(steps, [x, w], int(mixed))
+    assert _mixed(chain.tape, 0, chain.shadows) == {mixed}
