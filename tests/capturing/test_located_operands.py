@@ -383,3 +383,60 @@ def test_an_unexpected_arrangement_is_told() -> None:
     scene.put(2, flat)
     call = Attention("attn", 0, 0, (Operand(1), Operand(2), Operand(2)), True, (2, HEADS), 7, 7)
     assert reason(locate(scene.tracer, scene.tape, call)) == "its tokens could not be traced from the pixels"
+
+
+def test_one_query_of_two_and_two_of_two_are_told_apart() -> None:
+    scene = Scene()
+    two = scene.tokens[:, None, :2, None].expand(2, HEADS, 2, 7)
+    assert "come from one token each" in str(reason(scene.product(Places("placed", two, asked=True), scene.wide)))
+    mixed = torch.cat([two[..., :1], scene.tokens[:, None, None, 1:].expand(2, HEADS, 2, 6)], -1)
+    told = "its weights come from one token each: no key comes from the image"
+    assert reason(scene.product(Places("placed", mixed), scene.wide)) == told
+    same = scene.tokens[:, 3:4, None, None].expand(2, HEADS, 2, 7)
+    assert reason(scene.product(Places("placed", same), scene.wide)) == told
+
+
+def test_products_without_heads_may_be_gates() -> None:
+    scene = Scene()
+    weights = Places("placed", scene.tokens[:, :, None].expand(2, 7, 7), scene.tokens[:, None].expand(2, 7, 7))
+    plain = Permuted(None, None, (0, 1, 2))
+
+    def gate(tokens: Tensor) -> bool:
+        scene.put(1, weights)
+        scene.put(2, Places("placed", tokens[..., None].expand(2, 7, SIZE)))
+        operands = Operand(1, axes=plain, weighs=True), Operand(2, axes=plain)
+        call = Attention("attn", 0, 0, operands, False, (2,), 7, 7, position=0, doubtful=True)
+        return locate(scene.tracer, scene.tape, call) is None
+
+    assert not gate(scene.tokens)
+    assert gate(scene.tokens[:, 3:4].expand(2, 7))
+    assert gate(torch.cat([scene.tokens[:1].expand(2, 7)[:, :6], scene.tokens[1:, 6:].expand(2, 1)], 1))
+    assert not gate(torch.cat([scene.tokens[:, :6], torch.full((2, 1), PADDING)], 1))
+
+
+def test_rows_and_columns_of_sets_are_exchanged_only_if_both_lie_so() -> None:
+    scene = Scene()
+    rows = scene.tokens[:, :, None].expand(2, 7, QUERIES)
+    sets = scene.asking[:, None].expand(2, 7, QUERIES)
+
+    def pairs(codes: Tensor, columns: Tensor) -> tuple[bool, bool]:
+        """Return whether rows and columns stay, and whether they are exchanged."""
+        first, second = locations._codes_of_pairs(scene.tracer, Places("placed", codes, columns))
+        assert second is not None
+        stay = torch.equal(first, codes) and torch.equal(second, columns)
+        return stay, torch.equal(first, columns) and torch.equal(second, codes)
+
+    assert pairs(rows, sets) == (True, False)
+    assert pairs(rows.mT, sets.mT) == (False, True)
+    varied = rows.mT + torch.arange(7)[:, None].expand(7, 7)[:QUERIES]
+    assert pairs(varied, sets.mT) == (True, False)
+    assert pairs(rows.mT, sets.mT + torch.arange(7)) == (True, False)
+
+
+def test_values_may_lack_the_axis_of_heads() -> None:
+    keys = torch.arange(14).view(2, 1, 7).expand(2, HEADS, 7)
+    assert locations._are_equal(torch.arange(7), keys[:1])
+    assert not locations._are_equal(torch.arange(7), keys)
+    assert locations._are_equal(keys, keys[:, :1])
+    assert locations._are_equal(keys, keys)
+    assert not locations._are_equal(keys, keys.flip(-1))

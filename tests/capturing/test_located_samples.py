@@ -130,3 +130,26 @@ def test_graphs_are_recorded_apart_from_the_modes_of_a_model() -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), hooks, _apart_from_the_model(CPU):
         product = weight @ (weight * 2)
     assert (product.dtype, product.requires_grad, product.is_inference(), saved) == (torch.float32, True, False, [])
+
+
+def test_queries_may_lie_on_one_grid_each_once() -> None:
+    scene = Scene()
+
+    def at(tokens: Tensor) -> SampledArrangement | None:
+        scene.values = scene.values._replace(codes=tokens[:, None, :, None].expand(BATCH, SIZE, QUERIES, 5))
+        return scene.found()
+
+    found = at(scene.coarse.flatten(1)[:, :QUERIES])
+    assert found is not None
+    assert (found.queries.grid, found.queries.holes, found.keys.grid) == ((2, 3), (5,), (4, 5))
+    assert at(scene.coarse.flatten(1)[:, [0, 0, 1, 2, 3]]) is None
+
+
+def test_maps_of_one_row_are_located_and_maps_with_padding_behind_are_not() -> None:
+    scene = Scene()
+    line = scene.planes.codes(scene.planes.grid(1, 4, BOX))
+    column = scene.planes.codes(scene.planes.grid(4, 1, BOX))
+    assert scene.with_map(line) is not None
+    assert scene.with_map(column) is not None
+    assert scene.with_map(F.pad(scene.coarse, (0, 1), value=-1)) is None
+    assert scene.with_map(F.pad(scene.coarse, (0, 0, 1, 0), value=-1)) is None
