@@ -268,6 +268,7 @@ def test_vectors_of_explicit_weights_are_kept_in_the_order_of_the_tokens() -> No
         for place, token in enumerate(index[0].tolist()):
             if token >= 0:
                 assert torch.equal(found[:, :, token], vectors[:, :, place])
+    assert (turned.queries().shape[2], turned.keys().shape[2]) == (5, 6)
     assert not turned.queries()[:, :, 3].any(), "no vector is known for token 3"
 
 

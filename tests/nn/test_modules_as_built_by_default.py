@@ -83,6 +83,7 @@ DEFAULTS: dict[str, tuple[Callable[[], nn.Module], dict[str, tuple[int, ...]]]] 
     "cross-covariance": (lambda: ours.CrossCovarianceAttention(24), {"temperature": (8, 1, 1)}),
     "window": (lambda: ours.WindowAttention(24), {"relative_position_bias_table": (169, 8), "qkv.bias": (72,)}),
     "sliding": (lambda: ours.SlidingWindowAttention(24, radius=2), {"qkv.weight": (72, 24), "qkv.bias": (72,)}),
+    "DRAW write": (lambda: ours.DrawWrite(2, 6), {"window.weight": (5, 6), "patch.weight": (50, 6), "patch.bias": (50,)}),
     "STN": (lambda: ours.SpatialTransformer(6), {"theta.bias": (6,), "localization.0.weight": (16, 6, 5, 5)}),
     "STN attention": (lambda: ours.SpatialTransformer(6, attention=True), {"theta.bias": (3,)}),
     "additive": (lambda: ours.AdditiveScore(6, 5), {"query.weight": (5, 6), "key.bias": (5,), "vector.weight": (1, 5)}),

@@ -24,7 +24,7 @@ def layer_between(on_black: Image.Image, on_white: Image.Image, colors: Image.Im
         RGBA picture of their size.
     """
     black, white = np.asarray(on_black).astype(np.int32), np.asarray(on_white).astype(np.int32)
-    alpha = (255 - (white - black).max(-1)).clip(0, 255)
+    alpha = (255 - (white - black).max(-1)).clip(max=255)
     if opacity is not None:
         level = round(255 * opacity)
         alpha[np.abs(alpha - level) <= 1] = level

@@ -149,7 +149,7 @@ def _slim_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, y: int, fo
     height, width = line_height(font), _ramp_width(page.width)
     x = GAP + text_width(low, font) + GAP
     draw.text((GAP, y), low, INK, font)
-    page.paste(_ramp(bar.colormap, width, max(4, height // 2)), (x, y + height // 4))
+    page.paste(_ramp(bar.colormap, width, height // 2), (x, y + height // 4))
     draw.text((x + width + GAP, y), high, INK, font)
     if labeled:
         draw.text((_label_start(bar, page.width, font), y), bar.label, FAINT, font)

@@ -113,7 +113,7 @@ def _vectors(record: AttentionRecord, dtype: torch.dtype) -> _Vectors:
 def head_norms(record: AttentionRecord, dtype: torch.dtype) -> Rows:
     """Return a function from a tile to `A_ij^h ||f_h(x_j)||`, `(B, heads, q, K)`."""
     gram = _gram(_vectors(record, dtype))
-    sizes = gram.diagonal(dim1=2, dim2=3).clamp_min(0).sqrt().transpose(1, 2)  # (B, heads, K)
+    sizes = gram.diagonal(dim1=2, dim2=3).clamp_min(0).sqrt().transpose(1, 2).to(dtype)  # (B, heads, K)
     return lambda tile: tile.weights * sizes[:, :, None, tile.keys]
 
 
