@@ -13,7 +13,7 @@ from tests.hostile import KINDS
 
 pytestmark = pytest.mark.full
 
-COUNT = 3 * len(KINDS)
+COUNT = len(KINDS)
 
 
 @pytest.mark.parametrize("net", [True, False], ids=["with the nets", "without the nets"])

@@ -151,7 +151,7 @@ def test_a_new_test_leaves_the_results_of_other_files_valid() -> None:
 def test_each_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that notices a fault kills it, as does an endless loop; a test that fails anyway kills nothing."""
     trying, copies = module("trying"), module("copies")
-    monkeypatch.setattr(trying, "LIMITS", (40.0, 45.0))
+    monkeypatch.setattr(trying, "LIMITS", (20.0, 25.0))
     root = written(tmp_path / "project", PROJECT)
     files = {name: text.encode() for name, text in PROJECT.items()}
     mutants = module("drawing").drawn(root, ["visattn/sums.py"], 100, 0)

@@ -71,7 +71,10 @@ def test_map_is_drawn_on_the_requested_rgb_channels(vit: Any) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", ["auto", "attention", "gradcam", "captum.integrated_gradients", "captum.occlusion"])
+@pytest.mark.parametrize(
+    "method",
+    ["auto", "attention", "gradcam", "captum.integrated_gradients", pytest.param("captum.occlusion", marks=pytest.mark.evidence)],
+)
 def test_methods_explain_images_of_more_channels(vit: Any, method: str) -> None:
     few: dict[str, Any] = {"steps": 8} if method == "captum.integrated_gradients" else {}
     found = visattn.explain(vit, image(), method=method, **few)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import visattn
+from tests.samples import sampled
 from visattn.errors import WeightsError
 
 SMALL = re.compile(
@@ -60,7 +61,8 @@ def saved(model: nn.Module, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "module", [pytest.param(name, marks=() if name in QUICK else (pytest.mark.full,)) for name in list_modules()]
+    "module",
+    [*QUICK, *sampled([pytest.param(name, marks=pytest.mark.full) for name in list_modules() if name not in QUICK], 4)],
 )
 def test_every_tensor_equals_that_of_an_ordinary_load(module: str, tmp_path: Path) -> None:
     name = smallest(module)

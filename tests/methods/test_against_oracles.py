@@ -32,16 +32,17 @@ from tests.methods.truths import (
 )
 from tests.oracles import methods as oracles
 from tests.oracles.maps import array
+from tests.samples import sampled
 from visattn.core import methods
 from visattn.core.methods import transition_attention
 from visattn.core.operators import MatrixGradient, OuterGradient, SoftmaxOperator
 from visattn.core.records import Recording, TokenLayout
 
-# `make test` runs one grid for each prefix, and both for the class token; `make test-full` also the others
+# `make test` runs one grid for each prefix, and both for the class token; `make evidence` also the others
 places = pytest.mark.parametrize(
     "place",
     [
-        pytest.param(place, marks=[pytest.mark.full] if place.endswith("3 x 5") and not place.startswith("1 +") else [])
+        pytest.param(place, marks=[pytest.mark.evidence] if place.endswith("3 x 5") and not place.startswith("1 +") else [])
         for place in PLACES
         if place != WIDE
     ],
@@ -91,13 +92,16 @@ def wide() -> tuple[Recording, Recording]:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "name",
-    [
-        "rollout of norms, measured, discard of layers",
-        "relevance",
-        "gradient rollout, discard of rows",
-        "attention x gradient",
-        "norm attention with residual",
-    ],
+    sampled(
+        [
+            "rollout of norms, measured, discard of layers",
+            "relevance",
+            "gradient rollout, discard of rows",
+            "attention x gradient",
+            "norm attention with residual",
+        ],
+        3,
+    ),
 )
 def test_map_of_many_tokens_equals_its_oracle(name: str) -> None:
     (made, known), (method, oracle, options) = wide(), ROWS[name]

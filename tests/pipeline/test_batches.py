@@ -14,6 +14,7 @@ from torch import nn
 import visattn
 from tests import tiny, zoo
 from tests.conftest import Figures
+from tests.samples import sampled
 from visattn import Explanation, explain, explain_batch
 from visattn.core.methods import METHODS
 from visattn.core.pipeline import running, together
@@ -62,10 +63,11 @@ def facts(one: Explanation) -> dict[str, Any]:
     return {key: short(value) for key, value in one.provenance.to_dict().items()}
 
 
-_SLOW = {name for name, method in METHODS.items() if "score" in method.needs}
+_SLOW = [name for name, method in METHODS.items() if "score" in method.needs]
+_FAST = [name for name in METHODS if name not in _SLOW]
 
 
-@pytest.mark.parametrize("method", [pytest.param(name, marks=[pytest.mark.full] * (name in _SLOW)) for name in METHODS])
+@pytest.mark.parametrize("method", [*_FAST, *sampled([pytest.param(name, marks=pytest.mark.full) for name in _SLOW], 4)])
 def test_every_method_gives_what_it_gives_for_each_image_alone(
     method: str, given: tuple[nn.Module, dict[str, Any]], figures: Figures
 ) -> None:
@@ -110,7 +112,7 @@ def test_questions_are_answered_for_each_image(options: dict[str, Any]) -> None:
 
 
 QUICK = "eva", "beit", "swin", "hiera", "davit", "cait"
-OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in zoo.FAMILIES if name not in QUICK]
+OTHERS = sampled([pytest.param(name, marks=pytest.mark.full) for name in zoo.FAMILIES if name not in QUICK], 3)
 
 
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
