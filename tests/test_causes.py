@@ -59,6 +59,7 @@ def pairs_won(values: np.ndarray, mask: np.ndarray) -> float:
     return float(np.mean([(one > outside).mean() + (one == outside).mean() / 2 for one in inside]))
 
 
+@pytest.mark.evidence
 def test_tables_state_every_method_with_its_controls(
     networks: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,10 +36,11 @@ def decided(model: Moving, x: Tensor) -> bool:
     )
 
 
-def test_operations_between_embedding_and_attention(figures: Figures) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.evidence)])
+def test_operations_between_embedding_and_attention(every: int, figures: Figures) -> None:
     calls, without = listed()
     x, wrong, decisive, placed, refused = image(), {}, 0, 0, []
-    for name, (func, arguments) in calls.items():
+    for name, (func, arguments) in list(calls.items())[::every]:
         model = Probed(func, arguments)
         try:
             with torch.no_grad():

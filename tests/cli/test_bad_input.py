@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from tests.cli.test_commands import NAMED, TINY, Run, photo, python, run
+from tests.samples import sampled
 
 __all__ = ["photo", "run"]
 
@@ -76,7 +77,7 @@ def test_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
     assert run("overlay", renamed, *TINY)[:2] == (0, f"really_png.{NAMED}.overlay.png\n")
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", sampled([6, 1, 2, 3, 8, 4, 5, 7], 4))
 def test_every_exif_orientation_gives_the_same_overlay(run: Run, photo: Path, tmp_path: Path, orientation: int) -> None:
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # orientation -> Transpose whose inverse a viewer applies
     stored: Image.Image = Image.open(photo)
@@ -226,7 +227,7 @@ def test_internal_error_is_one_line_with_a_request_to_report_it(run: Run, monkey
 NUMBERS = ["--5", "²", "٣", "1" * 4400, "1e3", "+-1", "0x1"]
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: ascii(number[:5]))
+@pytest.mark.parametrize("number", sampled(NUMBERS, 3), ids=lambda number: ascii(number[:5]))
 @pytest.mark.parametrize("option", ["--layer={}", "--query=patch:{},1", "--query=patch:1,{}", "--target={}"])
 def test_invalid_number_gives_a_one_line_error(option: str, number: str, run: Run, photo: Path) -> None:
     method = "relevance" if option.startswith("--target") else "attention"

@@ -31,6 +31,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from tests.samples import sampled
 from visattn import load_model
 from visattn.core.families import provenance_of
 from visattn.core.loading.translation import as_float32, unwrap
@@ -345,7 +346,7 @@ LAYOUTS: dict[str, tuple[Write, dict[str, Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, 3))
 def test_a_layout_gives_the_outputs_of_the_model_that_was_saved(layout: str, tmp_path: Path) -> None:
     write, options = LAYOUTS[layout]
     model = trained(**options)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from tests.nn.cases import GATES, PLACES, TOKENS, Case
+from tests.samples import sampled
 from visattn import nn as ours
 from visattn.errors import ShapeError, VisattnError
 
@@ -87,7 +88,7 @@ def test_channels_last_gives_the_same_output_and_is_kept(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", list(EVERY))
+@pytest.mark.parametrize("name", sampled(EVERY, 3))
 def test_compiled_in_one_graph_gives_the_same_output(name: str) -> None:
     module, given = built(EVERY[name])
     with torch.no_grad():
@@ -95,7 +96,7 @@ def test_compiled_in_one_graph_gives_the_same_output(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", list(EVERY))
+@pytest.mark.parametrize("name", sampled(EVERY, 3))
 def test_exported_module_gives_the_same_output(name: str) -> None:
     module, given = built(EVERY[name])
     with torch.no_grad():

@@ -15,10 +15,7 @@ __all__ = ["no_larger_than"]
 
 _TIMES, _MORE = 10, 100_000_000  # slack: a captioner saves its encoder without the classifier, nine tenths of VGG's parameters
 _MODULES, _MORE_MODULES = 20, 2_000  # for each tensor, and more: many modules have none
-MOST, MOST_MODULES = (
-    20_000_000_000,
-    50_000,
-)  # of a network without weights; the largest published vision model has a third of both
+MOST, MOST_MODULES = 20_000_000_000, 50_000  # without weights; the largest published vision model has a third of both
 
 
 @contextmanager
