@@ -263,7 +263,8 @@ def test_input_of_a_block_is_copied() -> None:
     for args in ((), ("text", given)):
         keep(nn.Identity(), args)
     assert made._stream == {}
-    keep(nn.Identity(), (given, "text"))
+    keep(nn.Identity(), (given, numbers(1)))
+    assert [one is given for one in made.wanted] == [True]
     stream = made._stream.pop("1")
     given.zero_()
     assert torch.equal(stream.value, numbers(2, 6, 4))
@@ -371,5 +372,5 @@ def test_recording_without_attention_says_why() -> None:
 
 
 def test_first_part_of_an_output() -> None:
-    outputs: tuple[object, ...] = ((1, 2), [3, 4, 5], (6,), (), 7, "89", {})
-    assert [_first(given) for given in outputs] == [1, 3, 6, (), 7, "89", {}]
+    given: list[Any] = [(1, 2), [3, 4, 5], (6,), (), 7, "89", {}]
+    assert [_first(output) for output in given] == [1, 3, 6, (), 7, "89", {}]

@@ -15,7 +15,7 @@ from visattn.core.capturing.recorder import _Session, _Stream
 from visattn.core.capturing.tokens.arrangement import Arrangement, Tokens
 from visattn.core.geometry import Box
 from visattn.core.operators import MatrixOperator
-from visattn.core.records import AttentionRecord, TokenLayout
+from visattn.core.records import AttentionRecord, Source, TokenLayout
 from visattn.errors import CaptureError
 
 BOX = Box(0.0, 0.0, 8.0, 12.0)
@@ -23,7 +23,7 @@ GRID = TokenLayout("tokens", (), (2, 3), BOX)
 CLASS = TokenLayout("tokens", ("cls",), (2, 3), BOX)
 QUERIES = TokenLayout("tokens", ("query",), (), BOX)
 WEIGHT, WEIGHTS, VALUE = torch.ones(4, 4), torch.full((2, 1, 6, 6), 1 / 6), torch.ones(2, 1, 6, 4)
-SELF = Arrangement("self", GRID, GRID)
+SELF, SOURCE = Arrangement("self", GRID, GRID), Source(WEIGHTS, lambda gradient: gradient)
 
 
 class Called:
@@ -46,8 +46,8 @@ class Called:
     def values(self, _: Arrangement) -> Tensor:
         return VALUE
 
-    def source(self, _: Arrangement) -> str:
-        return "source"
+    def source(self, _: Arrangement) -> Source:
+        return SOURCE
 
 
 def session(*, layers: str = "*", values: bool = False, gradients: bool = False, **facts: Any) -> Any:
@@ -171,8 +171,8 @@ def test_described_output_weight_comes_first() -> None:
 def test_gradients_come_with_a_source() -> None:
     record = recorded(session(gradients=True))
     assert record is not None
-    assert record.source == "source"  # type: ignore[comparison-overlap]
-    assert record.value is None  # type: ignore[unreachable]
+    assert record.source is SOURCE
+    assert record.value is None
 
 
 @pytest.mark.parametrize(
