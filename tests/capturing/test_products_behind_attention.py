@@ -253,6 +253,7 @@ def test_last_eight_products_are_held() -> None:
         writing.call(torch.matmul, *pair)
         held.hold(number, [writing.tensors[slot] for slot in pair], None)
         assert held.operands(writing.tracer, 0) is not None or number == 8
+    assert held.operands(writing.tracer, 0) is None
     for number in range(1, 9):
         operands = held.operands(writing.tracer, number)
         assert operands is not None
