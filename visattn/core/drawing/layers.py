@@ -31,5 +31,5 @@ def layer_between(on_black: Image.Image, on_white: Image.Image, colors: Image.Im
     share = alpha[..., None]
     plain = np.asarray(colors).astype(np.int32)
     marked = (np.abs(plain * share / 255 - black) > _ROUNDING).any(-1, keepdims=True)
-    drawn = np.where(marked, (black * 255 / share.clip(1)).round().clip(0, 255), plain)
+    drawn = np.where(marked, (black * 255 / share.clip(1)).round().clip(max=255), plain)
     return Image.fromarray(np.concatenate([np.where(share > 0, drawn, 0), share], -1).astype(np.uint8), "RGBA")
