@@ -232,3 +232,9 @@ def test_input_size_of_another_type_is_refused(size: object, told: str, tmp_path
     (tmp_path / "m.npz").write_bytes(edited(set_at("facts", "input_size", size)))
     with pytest.raises(MapError, match=rf"not a map \(facts\.input_size{told}"):
         load_map(tmp_path / "m.npz")
+
+
+@pytest.mark.parametrize("number", [NAN, float("inf")])
+def test_a_parameter_that_no_file_can_hold_is_refused_before_it_is_written(number: float) -> None:
+    with pytest.raises(MapError, match="has a parameter that is NaN or infinite"):
+        saved(parameters={"scale": [1.0, number]})

@@ -57,15 +57,20 @@ def save_map(attention_map: AttentionMap, geometry: Geometry, ending: MapFormat 
 
     Raises:
         OptionError: If the format is unknown, or holds one grid but the map has several.
+        MapError: If a parameter in the provenance is NaN or infinite.
     """
     one_of(ending, ENDINGS, "ending")
     check_axes(attention_map.axes, ending)
     facts = map_facts(attention_map, geometry)
+    try:
+        text = json.dumps(facts, allow_nan=False)
+    except ValueError as error:
+        raise MapError("The provenance of the map has a parameter that is NaN or infinite, which no file can hold.") from error
     values = attention_map.values.detach().float().cpu().numpy()
     if ending != "npz":
         return encode_grid(values, facts, ending)
     stream = io.BytesIO()
-    np.savez_compressed(stream, values=values, facts=np.array(json.dumps(facts)))
+    np.savez_compressed(stream, values=values, facts=np.array(text))
     return stream.getvalue()
 
 
