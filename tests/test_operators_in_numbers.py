@@ -372,3 +372,25 @@ def test_points_of_one_cell_add_up() -> None:
             SampledOperator(cells, other, 4)
     with pytest.raises(ShapeError, match="cells and shares must both be"):
         SampledOperator(cells[0, 0], shares[0, 0], 4)
+
+
+def test_columns_with_a_bias_are_those_of_the_softmax_of_the_biased_scores() -> None:
+    query, key = operands()
+    bias = noise(BATCH, 1, QUERIES, KEYS, seed=4)
+    scores = 0.3 * torch.einsum("bhqd,bhkd->bhqk", query, key) + bias
+    operator = SoftmaxOperator(query, key, scale=0.3, bias=bias, lse=scores.logsumexp(-1))
+    torch.testing.assert_close(operator.columns(torch.tensor([4, 1])), scores.softmax(-1)[..., [4, 1]])
+
+
+def test_rows_in_one_buffer_are_right_if_their_number_grows() -> None:
+    query, key = operands(queries=40)
+    weights, _ = softmaxed(query, key, 0.3)
+    rows = SoftmaxOperator(query, key, scale=0.3)._block(0, scratch=True)
+    for some in (slice(0, 1), slice(1, 9), slice(9, 40), slice(3, 5)):
+        torch.testing.assert_close(rows(some).double(), weights[:, :, some], atol=1e-5, rtol=0)
+
+
+def test_a_sum_of_one_operator_is_that_operator_times_its_factor() -> None:
+    matrix = noise(BATCH, HEADS, QUERIES, KEYS, seed=5)
+    sum_ = SumOperator([(-2.0, MatrixOperator(matrix))])
+    torch.testing.assert_close(sum_.dense(), -2 * matrix)

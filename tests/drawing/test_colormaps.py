@@ -92,3 +92,11 @@ def test_diverging_map_is_blue_below_and_red_above() -> None:
 def test_unknown_map_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(OptionError, match="unknown colormap 'infero'; did you mean 'inferno'"):
         table("infero")
+
+
+def test_the_diverging_map_runs_between_the_ends_of_colorbrewers_blue_and_red() -> None:
+    colors = table("blue-white-red")
+    assert colors[0].tolist() == [5, 48, 97]
+    assert colors[255].tolist() == [103, 0, 31]
+    assert colors[[127, 128]].tolist() == [[246, 246, 247], [247, 246, 246]]
+    assert colors[[64, 191]].tolist() == [[68, 147, 195], [214, 97, 78]]

@@ -17,7 +17,8 @@ from visattn.core.drawing.marks import outline
 from visattn.core.drawing.matrices import matrix_page
 from visattn.core.drawing.overlays import overlay
 from visattn.core.drawing.pages import Bar, Cell, sheet, side_by_side
-from visattn.core.drawing.sheets import contact_sheet
+from visattn.core.drawing.sheets import Panels, contact_sheet
+from visattn.core.drawing.style import Style
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import AttentionMap
 from visattn.core.records import TokenLayout
@@ -324,8 +325,9 @@ import re
 import resource
 import torch
 from PIL import Image
-from visattn.core.drawing.sheets import contact_sheet
+from visattn.core.drawing.sheets import Panels, contact_sheet
 from visattn.errors import VisattnError
+from visattn.core.drawing.style import Style
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import AttentionMap
 from visattn.core.records import TokenLayout
@@ -419,3 +421,19 @@ def test_diagonal_of_a_large_matrix_is_visible() -> None:
     """Check a matrix with one nonzero weight in 300, fewer than the clipped share of peaks."""
     page = np.asarray(matrix_page(np.eye(300, dtype=np.float32), (), side=300))
     assert (page[18 : 18 + 300, 18 : 18 + 300] != page[19, 18]).any()
+
+
+def test_photos_are_made_smaller_by_means_and_larger_by_curves() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
+    found = random_map(axes=())
+    for width, resampling in ((40, Image.Resampling.BOX), (160, Image.Resampling.BICUBIC)):
+        place = Geometry((60, 80), (32, 48), Box(0, 0, 60, 80))
+        panels = Panels(Image.fromarray(pixels), found, place, panel=width, shared_axes=(), style=Style())
+        assert panels.photo == Image.fromarray(pixels).resize((width, width * 3 // 4), resampling)
+
+
+def test_pictures_of_a_row_are_320_pixels_wide() -> None:
+    picture = Image.new("RGB", (64, 48), GREEN)
+    colors = np.asarray(side_by_side([picture, picture])) == GREEN
+    assert colors.all(-1).any(0).sum() == 2 * 320
+    assert colors.all(-1).any(1).sum() == 240

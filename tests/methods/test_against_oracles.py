@@ -67,6 +67,16 @@ def test_map_equals_its_oracle(name: str, place: str) -> None:
         np.testing.assert_allclose(run(name, made, query), on_grid(expected, layout), **EXACT)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, (_, _, options) in ROWS.items() if not options.keys() & {"layer", "start_layer"}]
+)
+def test_map_of_one_layer_equals_its_oracle(name: str) -> None:
+    place = "1 + 2 x 3"
+    made, (_, oracle, options) = graded(place, layers=1), ROWS[name]
+    whole = np.stack([oracle(truth, **options) for truth in truths(place, BATCH, 1)])
+    np.testing.assert_allclose(run(name, made, "cls"), on_grid(whole[:, 0], made[0].keys), **EXACT)
+
+
 @rows
 def test_a_dense_gradient_equals_the_gradient_of_the_attention_output(name: str) -> None:
     made = graded()
