@@ -35,7 +35,7 @@ def slots(cut: Cut | None) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]
     return None if cut is None else ([part.slot for part in cut.parts], cut.entries, cut.outputs)
 
 
-# --- the backward pass
+# --- from the end to the sources
 
 
 def test_sources_are_ever_earlier_tensors_that_depend_on_the_image() -> None:
