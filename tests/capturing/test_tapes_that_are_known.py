@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -230,12 +231,12 @@ def test_call_that_hands_memory_to_other_code_ends_the_known_tape() -> None:
 
 
 def test_results_behind_the_last_attention_of_a_known_tape_are_kept() -> None:
-    def program(tracer: Tracer, x: Tensor, *, doubtful: bool) -> None:
+    def program(doubtful: bool, tracer: Tracer, x: Tensor) -> None:
         first = call(tracer, torch.neg, x)
         call(tracer, torch.max, attend(tracer, first, first, doubtful=doubtful), 1)
 
     for doubtful, expected in ((True, [1, 2, 3, 4]), (False, [2, 3, 4])):
-        (tape,) = recorded(lambda tracer, x, doubtful=doubtful: program(tracer, x, doubtful=doubtful), x=tensor(2, 2))
+        (tape,) = recorded(partial(program, doubtful), x=tensor(2, 2))
         for keep in (False, True):
             tracer = begun(x := tensor(2, 2), candidates=[tape], keep=keep)
             first = follow(tracer, torch.neg, x)

@@ -147,7 +147,7 @@ def test_member_is_known_by_kind_and_name() -> None:
 
 
 def test_each_tensor_of_a_module_is_yielded_once() -> None:
-    module = Holding()
+    module: Any = Holding()
     module.count, module.alias = 3, module.bias
     found = [(id(tensor), *stored[:2]) for tensor, stored in _tensors_of_module(module, "block.proj")]
     assert found == [
