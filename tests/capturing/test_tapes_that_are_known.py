@@ -178,6 +178,42 @@ def test_notes_of_a_confirmed_call_are_forgotten() -> None:
     assert (tracer.known, names(last(tracer))) == (False, ["neg"])
 
 
+def picked(tape: Tape, x: Tensor, index: Tensor, *, known: bool) -> Tracer:
+    """Follow a tape by a call that picks elements, whose operations are noted; `known` tells whether it agrees."""
+    args = (x, index) if tape.entries[0].func is Tensor.__getitem__ else (x, 0, index)
+    tracer = begun(x, candidates=[tape])
+    entry = tracer.expected(tape.entries[0].func, args, {})
+    assert entry is tape.entries[0]
+    tracer.confirm(entry, args, {}, tracer.run(entry.func, args, {}))
+    assert (tracer.known, tracer.at) == (known, 1)
+    return tracer
+
+
+def test_other_elements_are_another_call() -> None:
+    index = torch.tensor([1, 0])
+    (tape,) = recorded(lambda tracer, x: call(tracer, Tensor.__getitem__, x, index))
+    picked(tape, tensor(), torch.tensor([1, 0]), known=True)
+    tracer = picked(tape, tensor(), torch.tensor([0, 1]), known=False)
+    (content,) = last(tracer).contents.values()
+    assert (content.tolist(), names(last(tracer))) == ([0, 1], ["index"])
+    mask = torch.tensor([True, True])
+    (tape,) = recorded(lambda tracer, x: call(tracer, Tensor.__getitem__, x, mask))
+    picked(tape, tensor(), mask.clone(), known=True)
+    picked(tape, tensor(), torch.tensor([1, 1]), known=False)
+
+
+def test_tokens_that_are_picked_by_content_may_be_others() -> None:
+    best, others = torch.tensor([[1, 1, 1], [0, 0, 0]]), torch.tensor([[0, 0, 0], [1, 1, 1]])
+    (tape,) = recorded(lambda tracer, x: call(tracer, torch.gather, x, 0, best))
+    picked(tape, tensor(), others, known=False)
+    tape.entries[0].choice = 0
+    tracer = picked(tape, tensor(), others, known=True)
+    assert [content.tolist() for content in tape.entries[0].contents.values()] == [best.tolist()]
+    call(tracer, torch.neg, tensor())
+    assert tracer.tape.entries[0] is tape.entries[0]
+    assert [content.tolist() for content in tape.entries[0].contents.values()] == [others.tolist()]
+
+
 # --- calls that only ask
 
 
