@@ -222,6 +222,12 @@ def test_facts_of_the_tape_are_not_changed_by_those_that_hold_it() -> None:
     with pytest.raises(AttributeError):
         attention.layer = "b"  # type: ignore[misc]
     assert attention != replace(attention)
+    made = entry(5)
+    assert made not in (entry(5), replace(made, args=made.args))
+    assert len({made, made}) == 1
+    with pytest.raises(AttributeError):
+        made.other = 1  # type: ignore[attr-defined]
+    assert Tape() != Tape()
 
 
 def test_operand_is_seen_with_the_axes_of_its_call() -> None:

@@ -249,6 +249,10 @@ def test_memory_of_numpy_is_foreign_and_shared() -> None:
     for empty in (torch.zeros(0), torch.from_numpy(np.zeros(0)), torch.zeros(3, device="meta")):
         assert not is_foreign(empty)
         assert not is_shared(empty)
+    for empty in (torch.zeros(0), torch.zeros(3, device="meta")):
+        beside = empty[:]
+        assert not is_shared(empty)
+        assert not is_shared(beside)
     sparse = torch.eye(2).to_sparse()
     assert not is_foreign(sparse)
     assert not is_shared(sparse)
@@ -310,6 +314,12 @@ def test_positions_are_whole_numbers_in_twos_or_threes() -> None:
     halves = triples.clone()
     halves[4, 2] += 0.5
     assert positions_among([halves], (5,)) == []
+
+
+def test_positions_may_have_an_axis_of_images_and_one_of_patches() -> None:
+    pairs = torch.arange(20).reshape(2, 5, 2)
+    others = [pairs.reshape(5, 2, 2), pairs.mT.contiguous(), pairs[..., :1], torch.zeros(2, 2), torch.zeros(5, 2)]
+    assert [found.tolist() for found in positions_among([pairs, *others], (2, 5))] == [pairs.tolist()]
 
 
 def test_tensor_inside_a_transform_is_noticed_in_lists() -> None:

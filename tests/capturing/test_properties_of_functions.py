@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visattn.core.capturing.trace import operations
-from visattn.core.capturing.trace.operations import EDITED, Operation, edited_weights, operation_of, overwrites
+from visattn.core.capturing.trace.operations import ASK, EDITED, LENGTHS, Operation, edited_weights, operation_of, overwrites
 
 WRITING: list[Callable[..., Any]] = [
     Tensor.add_,
@@ -34,6 +34,7 @@ PURE: list[Callable[..., Any]] = [
     torch.relu,
     Tensor.unsqueeze_,
     Tensor.t_,
+    edited_weights,
 ]
 
 
@@ -138,6 +139,22 @@ def test_argument_inplace_may_be_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert overwrites(torch.cos, (True,), {})
     assert not overwrites(torch.cos, (False,), {})
     assert not overwrites(torch.cos, (), {})
+
+
+@pytest.mark.parametrize(
+    ("func", "asks", "lengths"),
+    [
+        (Tensor.dtype.__get__, True, False),  # type: ignore[attr-defined]
+        (Tensor.dim, True, False),
+        (Tensor.shape.__get__, True, True),  # type: ignore[attr-defined]
+        (Tensor.__len__, True, True),
+        (torch.numel, True, True),
+        (Tensor.T.__get__, False, False),  # type: ignore[attr-defined]
+        (Tensor.item, False, False),
+    ],
+)
+def test_function_that_only_asks_for_metadata_is_known(func: Callable[..., Any], asks: bool, lengths: bool) -> None:
+    assert (func in ASK, func in LENGTHS) == (asks, lengths)
 
 
 def test_properties_of_a_function_are_kept() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import UserDict
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from visattn.core.capturing.trace import caches
 from visattn.core.capturing.trace.caches import kept_tensors, tensors_within
 from visattn.core.capturing.trace.exposed import ExposedMemory
-from visattn.core.capturing.trace.members import Members
+from visattn.core.capturing.trace.members import Members, _tensors_of_module
 from visattn.core.capturing.trace.tape import Outside
 
 
@@ -41,6 +43,29 @@ def test_results_of_cached_functions_are_found() -> None:
 
     result = made(3)
     assert [tensor is result for tensor in tensors_within(made)] == [True]
+
+
+@pytest.mark.parametrize(("size", "nested"), [(128, 2), (None, 1)])
+def test_results_of_cached_functions_are_searched_as_deep_as_others(size: int | None, nested: int) -> None:
+    """Python keeps the results of a cache without a bound in one more dictionary."""
+    a = torch.zeros(2)
+
+    @functools.lru_cache(size)
+    def made(depth: int) -> Any:
+        return [made.__wrapped__(depth - 1)] if depth else a
+
+    assert tensors_within(made) == []
+    made(nested + 1)
+    assert tensors_within(made) == []
+    made(nested)
+    assert [tensor is a for tensor in tensors_within(made)] == [True]
+
+
+def test_mapping_that_is_no_dictionary_is_searched() -> None:
+    a = torch.zeros(2)
+    assert [tensor is a for tensor in tensors_within(UserDict({"x": 5, "y": [a]}))] == [True]
+    assert [tensor is a for tensor in tensors_within(MappingProxyType({"x": a}))] == [True]
+    assert tensors_within({a}) == []
 
 
 def test_caches_in_closures_are_found_three_functions_deep() -> None:
@@ -119,6 +144,20 @@ def test_member_is_known_by_kind_and_name() -> None:
         assert home is None or home.holds(tensor)
     assert members.stored(torch.zeros(1)) is None
     assert members.home(torch.zeros(1)) is None
+
+
+def test_each_tensor_of_a_module_is_yielded_once() -> None:
+    module: Any = Holding()
+    module.count, module.alias = 3, module.bias
+    found = [(id(tensor), *stored[:2]) for tensor, stored in _tensors_of_module(module, "block.proj")]
+    assert found == [
+        (id(module.single), "attribute", "single"),
+        (id(module.several[0]), "attribute", "several"),
+        (id(module.scale), "buffer", "scale"),
+        (id(module.weight), "parameter", "proj"),
+        (id(module.bias), "parameter", "bias"),
+        (id(module.bias), "parameter", "alias"),
+    ]
 
 
 def test_member_that_was_exchanged_or_written_is_none_of_the_model() -> None:

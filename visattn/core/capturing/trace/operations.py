@@ -122,7 +122,7 @@ def _properties(func: Any) -> Operation:  # noqa: ANN401
     ):  # `view_copy` returns new memory, but is otherwise the same operation as `view`
         name = name.removesuffix("_copy")
     reforms = full_name in REFORM
-    exposes = name.strip("_") in _EXPOSE or full_name in EXPOSE
+    exposes = name.strip("_") in _EXPOSE
     is_in_place = full_name.endswith("_") and not full_name.endswith("__") and not reforms
     is_like_augmented = full_name.startswith("__i") and full_name.endswith("__")  # `__iadd__` is `+=`
     is_augmented = is_like_augmented and full_name not in ("__int__", "__index__", "__invert__", "__iter__")

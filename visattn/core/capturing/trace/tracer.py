@@ -170,8 +170,7 @@ class Tracer:
         """
         operation = operation_of(func)
         if operation.tells:
-            read = tensors_in(args[:1])
-            self._has_told = any(tensor.dtype != torch.bool and self.descends(tensor) for tensor in read)
+            self._has_told = any(tensor.dtype != torch.bool and self.descends(tensor) for tensor in tensors_in(args))
         elif operation.writes or "out" in kwargs:
             overwritten = tensors_in((args[:1], kwargs.get("out")))
             self._has_told = any(map(is_foreign, overwritten))
