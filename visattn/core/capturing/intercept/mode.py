@@ -51,8 +51,9 @@ def _why_unreadable(tensor: Tensor) -> str:
 
 
 # glibc keeps freed memory up to twice the largest block that was mapped and freed. Freeing this block, which is never touched,
-# raises that limit: the pages of a dropped recording are then reused for the next one instead of going back to the system.
-torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
+# raises that limit: the pages of a dropped recording are then reused for the next one instead of going back to the system. It has
+# 64 KiB less than the 32 MiB above which a freed block does not count.
+torch.empty(0x1FF0000, dtype=torch.uint8)
 
 # both take the layer name, the module, the call and its note on the tape
 Receive = Callable[[str, nn.Module, Call, Attention], None]  # runs after the call
@@ -77,15 +78,15 @@ class CaptureMode(TorchFunctionMode):
         self,
         model: nn.Module,
         receive: Receive,
-        replace: Replace | None = None,
-        answers_at_keys: Callable[[nn.Module], bool] | None = None,
+        replace: Replace | None,
+        answers_at_keys: Callable[[nn.Module], bool],
         *,
-        vectors: bool = False,
+        vectors: bool,
     ) -> None:
-        """Prepare to intercept calls; the model itself is not modified. `vectors`: see `Watch`."""
+        """Prepare to intercept calls; the model itself is not modified. `answers_at_keys`: see `ModelDescription`; `vectors`: `Watch`."""
         super().__init__()
         self.owners, self._receive, self._replace = Owners(model), receive, replace
-        self._answers_at_keys = answers_at_keys or (lambda _: False)
+        self._answers_at_keys = answers_at_keys
         self.tracer: Tracer | None = None
         self.twin: tuple[Tensor, Tensor] | None = None
         self.calls: Counter[str] = Counter()
