@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_callbacks_run_inside_the_forward_pass_of_a_part() -> None:
     seen = Seen(model)
     before: Any = lambda *_: running.append(seen.watch.running())  # noqa: E731
     after: Any = lambda *_: running.append(not seen.watch.running())  # noqa: E731
-    seen.watch.modules.before[id(model.first)] = [before]
+    seen.watch.modules.before[id(model.first)] = [before, before]
     seen.watch.modules.before[id(model)] = [before]
     seen.watch.modules.after[id(model)] = [lambda *_: running.append(seen.watch.running()) or None]
     with seen.watch.watching():
@@ -177,8 +178,26 @@ def test_callbacks_run_inside_the_forward_pass_of_a_part() -> None:
         model(image())
         seen.watch.modules.after[id(model)].append(after)
         model(image())
-    assert running == [True] * 8
+    assert running == [True] * 11
     assert (seen.watch.modules.before, seen.watch.modules.after) == ({}, {})
+
+
+def test_tensors_that_are_swapped_are_told_to_the_running_forward_pass() -> None:
+    def run(x: Tensor) -> Tensor:
+        torch.utils.swap_tensors(one, other)
+        return x * one
+
+    one, other = torch.ones(1), torch.zeros(1)
+    model = Model(run)
+    seen = Seen(model)
+    with seen.watch.watching():
+        torch.utils.swap_tensors(one, other)
+        assert model(image()).equal(image())
+        mode, told = seen.watch._mode, []
+        mode.tracer = SimpleNamespace(exchanged=told.append)  # type: ignore[assignment]
+        torch.utils.swap_tensors(one, other)
+        mode.tracer = None
+    assert {id(tensor) for tensor in told} == {id(one), id(other)}
 
 
 def test_other_threads_run_no_forward_pass() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.capturing.watched import Layer, Model, Seen, image, tokens, watched
 from visattn.core.capturing.intercept import mode
 from visattn.core.capturing.intercept.calls import FusedCall, ProductCall, SampledCall
+from visattn.core.capturing.trace.tracer import Tracer
 
 SDPA = F.scaled_dot_product_attention
 
@@ -244,6 +245,11 @@ def test_weights_of_images_may_attend_to_learned_values() -> None:
     assert not seen.attention.doubtful
 
 
+def test_operands_of_scores_are_not_handed_over_unasked() -> None:
+    seen, _ = watched(written, image(), times=2)
+    assert [call.scored for _, _, call, _ in seen.calls if isinstance(call, ProductCall)] == [None, None]
+
+
 def test_operands_of_scores_are_handed_over_if_they_are_asked_for() -> None:
     def run(x: Tensor) -> Tensor:
         q, k = tokens(x).sin(), tokens(x).cos()
@@ -332,6 +338,33 @@ def test_samples_of_maps_are_weighted_at_their_points() -> None:
         assert isinstance(call, SampledCall)
         assert torch.equal(call.sources()[1], points)
         assert call.columns == 4
+
+
+def test_samples_at_points_that_were_overwritten_are_mere_values() -> None:
+    def run(x: Tensor) -> Tensor:
+        points = torch.zeros(2, 5, 4, 2)
+        samples = F.grid_sample(x, points, align_corners=False)
+        weights = samples[:, :1].softmax(-1)
+        multiplied = samples * weights
+        points.add_(1)
+        return multiplied.sum(-1)
+
+    seen, _ = watched(run, image(), times=2)
+    assert seen.layers == [("attn", 0)] * 2
+    assert seen.attention.samples == ()
+    assert [type(call) for _, _, call, _ in seen.calls] == [ProductCall] * 2
+
+
+def test_call_that_cannot_be_noted_leaves_the_tape_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise TypeError("an unusual tensor")
+
+    seen, _ = watched(written, image())
+    assert seen.tape().whole
+    monkeypatch.setattr(Tracer, "met", fail)
+    seen, (out,) = watched(written, image())
+    assert not seen.tape().whole
+    assert torch.equal(out, written(image()))
 
 
 # --- results that replace those of the model
