@@ -277,6 +277,12 @@ def test_images_by_name_are_found() -> None:
     assert outside == [("input", "mask"), ("pixels", "")]
 
 
+@pytest.mark.parametrize("shape", [(5, 3, 7, 4), (5, 2, 3, 7, 4)])
+def test_size_of_images_and_clips_is_that_of_the_last_axes(shape: tuple[int, ...]) -> None:
+    seen, _ = watched(lambda x: x + 1, torch.zeros(shape))
+    assert tuple(seen.forwards[0].inputs) == ((7, 4), 5)
+
+
 def test_images_in_nested_arguments_are_found() -> None:
     seen, _ = watched(lambda given: given["x"][0] + 1, {"x": [image(4), torch.zeros(2)]})
     assert tuple(seen.forwards[0].inputs) == ((2, 3), 4)

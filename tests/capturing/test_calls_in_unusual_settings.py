@@ -165,6 +165,7 @@ def test_result_is_pytorchs_own_if_it_is_repeated_exactly() -> None:
     out = SDPA(q, q, q)
     own = mode._is_own
     assert own(SDPA, (q, q, q), {}, out)
+    assert own(SDPA, (q, q, q, None), {}, out)
     assert own(SDPA, (q, q, q, None, 0.0), {}, out)
     assert own(SDPA, (q, q, q), {"dropout_p": 0.0}, out)
     assert not own(SDPA, (q, q, q), {}, out + 1)
