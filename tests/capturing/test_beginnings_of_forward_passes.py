@@ -10,32 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.capturing.watched import Layer, Model, Seen, image, tokens, watched
-from visattn.core.capturing.tokens.arrangement import Arrangement
-from visattn.core.geometry import Box
-from visattn.core.records import TokenLayout
-from visattn.errors import CaptureError, LayoutError, UnsupportedModel
-
-
-def attend(x: Tensor) -> Tensor:
-    q = tokens(x)
-    return F.scaled_dot_product_attention(q, q, q).mT.reshape(x.shape)
-
-
-class Network(nn.Module):
-    """Two layers one after the other, and one that lies three levels deep and is left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Layer(attend), Layer(attend)
-        self.deep = nn.Sequential(nn.Sequential(nn.Sequential(Layer(attend))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x))
-        return out
+from tests.capturing.watched import Layer, Model, Network, Seen, attend, image, watched
+from visattn.errors import UnsupportedModel
 
 
 def state(seen: Seen) -> tuple[int, list[int], bool, bool]:
@@ -304,6 +282,21 @@ def test_packed_patches_have_the_size_of_their_grids() -> None:
     assert inputs.size != (10, 12)
 
 
+def test_packed_patches_may_have_their_own_axes() -> None:
+    seen = named(pixel_values=torch.randn(10, 3, 2, 2), image_grid_thw=torch.tensor([[1, 2, 2], [1, 2, 3]]))
+    assert seen.tape().packed == ((1, 2, 2), (1, 2, 3))
+    other = named(pixel_values=torch.randn(10, 3, 2), image_grid_thw=torch.tensor([[1, 2, 2], [1, 2, 3]]))
+    assert other.tape().packed == ()
+
+
+def test_other_tables_may_come_before_the_grids() -> None:
+    grids = torch.tensor([[1, 2, 2], [1, 2, 3]])
+    seen = named(ids=torch.zeros(2, 3, dtype=torch.long), pixel_values=torch.randn(10, 12), grid_thw=grids)
+    assert seen.tape().packed == ((1, 2, 2), (1, 2, 3))
+    seen = named(pixel_values=torch.randn(10, 12), first_grid_thw=grids[:1], second_grid_thw=grids)
+    assert seen.tape().packed == ((1, 2, 2), (1, 2, 3))
+
+
 def test_notes_of_a_forward_pass_do_not_reach_the_next() -> None:
     model = Network()
     seen = Seen(model)
@@ -362,121 +355,3 @@ def test_part_of_torchscript_that_may_attend_is_hidden(part: nn.Module, is_hidde
         model(image())
         assert dict(seen.watch.hidden) == ({"0.0.0": "is compiled by TorchScript"} if is_hidden else {})
         assert state(seen) == (0, [0], True, True)
-
-
-# --- gradients
-
-
-def pixels_of(model: nn.Module, x: Tensor, times: int = 1, **options: Any) -> list[Tensor]:
-    """Return the images that a model received in each forward pass, if gradients are needed."""
-    seen = Seen(model, gradients=True, **options)
-    with seen.watch.watching():
-        return [model(x) for _ in range(times)]
-
-
-def layer_with(*trained: bool) -> nn.Module:
-    """Return a model that attends and returns its input plus zero, with parameters some of which are trained."""
-    model = Model(lambda x: attend(x) * 0 + x)
-    for number, requires in enumerate(trained):
-        model.register_parameter(f"p{number}", nn.Parameter(torch.zeros(1), requires_grad=requires))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("trained", "has_graph"), [((), True), ((True,), False), ((True, True), False), ((True, False), True), ((False,), True)]
-)
-def test_images_start_a_graph_unless_all_parameters_are_trained(trained: tuple[bool, ...], has_graph: bool) -> None:
-    x = image()
-    (out,) = pixels_of(layer_with(*trained), x)
-    assert out.requires_grad == has_graph
-    assert not x.requires_grad
-    assert torch.equal(out, x)
-
-
-def test_images_by_name_start_a_graph_too() -> None:
-    model = Model(lambda x: attend(x) * 0 + torch.mul(input=x, other=3))
-    (out,) = pixels_of(model, image())
-    assert out.requires_grad
-    assert torch.equal(out, image() * 3)
-
-
-def test_images_with_a_graph_keep_it() -> None:
-    x = image().requires_grad_()
-    (out,) = pixels_of(layer_with(False), x)
-    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.ones(x.shape))
-
-
-def test_gradients_are_refused_without_a_graph() -> None:
-    with torch.no_grad():
-        with pytest.raises(CaptureError, match="under no_grad"):
-            pixels_of(layer_with(False), image())
-        Seen(layer_with(False))
-    _, (out,) = watched(lambda x: x + 1, image())
-    assert not out.requires_grad
-
-
-@pytest.mark.parametrize("attends", [True, False])
-def test_images_start_no_graph_in_a_model_that_is_known_to_attend_nowhere(attends: bool) -> None:
-    model = Model(lambda x: (attend(x) if attends else x * 2) + 1)
-    first, second = pixels_of(model, image(), times=2)
-    assert first.requires_grad
-    assert second.requires_grad == attends
-
-
-LAYOUT = TokenLayout("tokens", (), (2, 3), Box(0, 0, 2, 3))
-
-
-def gating(x: Tensor) -> Tensor:
-    """Weight learned tokens, by weights without images: it may be a gate."""
-    weights = torch.eye(3).softmax(-1)
-    return weights @ x
-
-
-@pytest.mark.parametrize("by_rule", [True, False])
-def test_calls_that_are_gates_are_no_attention(by_rule: bool) -> None:
-    def place(*_: Any) -> Any:
-        raise LayoutError("no tokens")
-
-    model = Model(lambda x: gating(x.flatten(2)))
-    facts = {"place": place} if by_rule else {}
-    seen = Seen(model, facts=facts)
-    with seen.watch.watching():
-        model(image())
-        attends = seen.watch._attends(seen.tape())
-        (attention,) = (attention for *_, attention in seen.calls)
-    assert attention.doubtful
-    located = seen.forwards[0].arrangement(seen.call, attention, model.attn)
-    assert attends == (by_rule or located is not None)
-
-
-def test_call_that_is_surely_attention_attends() -> None:
-    model = Network()
-    seen = Seen(model)
-    with seen.watch.watching():
-        model(image())
-        assert seen.watch._attends(seen.tape())
-        model(image())
-
-
-# --- arrangements before the end
-
-
-def test_layouts_may_be_asked_for_before_a_call_runs() -> None:
-    found: list[Any] = []
-    seen: Seen | None = None
-
-    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any) -> None:
-        assert seen is not None
-        found.append(seen.watch.arranged(call, attention, owner))
-
-    model = Network()
-    seen = Seen(model, replace)
-    with seen.watch.watching():
-        for _ in range(2):
-            model(image())
-    kinds = [located[0].kind for located in found]
-    assert kinds == ["self"] * 4
-    for located in found:
-        assert isinstance(located[0], Arrangement)
-        assert located[0].queries.grid == (2, 3)
-    assert seen.tape(0).conclusions is not None

@@ -104,6 +104,8 @@ def test_owner_is_the_running_layer() -> None:
     ((layer, owner, _, attention),) = seen.calls
     assert (layer, owner is model[2], attention.layer, attention.owner) == ("2", True, "2", 3)
     assert attention.answers_at_keys
+    layers = {entry.operation.name: entry.layer for entry in seen.tape().entries}
+    assert (layers["softmax"], layers["flatten"]) == ("2", "")
 
 
 def test_attention_outside_the_forward_pass_is_not_seen() -> None:

@@ -135,40 +135,50 @@ def test_tokens_are_unknown_if_a_rule_places_them() -> None:
 # --- what is behind and before a call
 
 
-def projected(**options: Any) -> tuple[Seen, nn.Linear]:
-    """Return a watch of a model with a linear layer behind the heads."""
-    layer = nn.Linear(3, 5)
-    model = Model(lambda x: layer(attend(x).transpose(1, 2).flatten(2)))
-    model.attn.layer = layer
-    seen = Seen(model, **options)
+def weights_behind(run: Any, **options: Any) -> tuple[Seen, list[Any]]:
+    """Run a model twice; return the weight behind the heads of its only call, as it is found at the end of each forward pass."""
+    found: list[Any] = []
+    seen: Seen | None = None
+
+    def finish(forward: Forward) -> None:
+        assert seen is not None
+        seen.forwards.append(forward)
+        _, owner, call, attention = seen.calls[-1]
+        located = forward.arrangement(call, attention, owner)
+        assert located is not None
+        found.append(forward.output_weight(call, attention, located[0]))
+
+    model = Model(run)
+    model.attn.layer = LINEAR
+    seen = Seen(model, finish=finish, **options)
     with torch.no_grad(), seen.watch.watching():
         for _ in range(2):
             model(image())
-    return seen, layer
+    return seen, found
+
+
+LINEAR = nn.Linear(3, 3)
 
 
 def test_weight_behind_the_heads_is_found() -> None:
-    seen, layer = projected()
-    for (_, owner, call, attention), forward in zip(seen.calls, seen.forwards, strict=True):
-        located = forward.arrangement(call, attention, owner)
-        assert located is not None
-        weight = forward.output_weight(call, attention, located[0])
-        assert weight is not None
-        assert torch.equal(weight, layer.weight)
-    assert seen.tape(0).projections is seen.tape(1).projections is not None
+    for run in (attend, written):
+        seen, found = weights_behind(lambda x, run=run: LINEAR(run(x).transpose(1, 2).flatten(2)) + tokens(x)[:, 0])
+        assert all(weight is not None and torch.equal(weight, LINEAR.weight) for weight in found)
+        assert seen.tape(0).projections is seen.tape(1).projections is not None
+    turned = torch.tensor([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    _, found = weights_behind(lambda x: LINEAR(attend(x).transpose(1, 2).flatten(2) @ turned) + tokens(x)[:, 0])
+    assert found == [None, None]
 
 
 def test_weight_behind_the_heads_is_unknown_if_a_rule_places_tokens() -> None:
-    seen, _ = projected(facts={"place": Rule()})
-    _, owner, call, attention = seen.calls[0]
-    located = seen.forwards[0].arrangement(call, attention, owner)
-    assert located is not None
-    assert seen.forwards[0].output_weight(call, attention, located[0]) is None
-    assert seen.tape(0).projections is None
+    seen, found = weights_behind(
+        lambda x: LINEAR(attend(x).transpose(1, 2).flatten(2)) + tokens(x)[:, 0], facts={"place": Rule()}
+    )
+    assert (found, seen.tape().projections) == ([None, None], None)
 
 
 def test_weight_behind_points_is_unknown() -> None:
-    seen, _ = projected()
+    seen, _ = watched(attend, image())
     sampled: Any = type("Sampled", (), {"kind": "sampled"})
     _, _, call, attention = seen.calls[0]
     assert seen.forwards[0].output_weight(call, attention, sampled) is None

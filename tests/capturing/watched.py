@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.core.capturing.description import ModelDescription
@@ -85,6 +86,24 @@ def image(batch: int = 2, seed: int = 0) -> Tensor:
 def tokens(x: Tensor) -> Tensor:
     """Return the pixels of images as the tokens of one head, `(B, 1, 6, 3)`."""
     return x.flatten(2).mT[:, None]
+
+
+def attend(x: Tensor) -> Tensor:
+    q = tokens(x)
+    return F.scaled_dot_product_attention(q, q, q).mT.reshape(x.shape)
+
+
+class Network(nn.Module):
+    """Two layers one after the other, and one that lies three levels deep and is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Layer(attend), Layer(attend)
+        self.deep = nn.Sequential(nn.Sequential(nn.Sequential(Layer(attend))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x))
+        return out
 
 
 def watched(run: Callable[..., Any], *args: Any, times: int = 1, replace: Any = None, **options: Any) -> tuple[Seen, list[Any]]:
