@@ -85,6 +85,21 @@ def test_points_of_a_sampled_call_are_copied() -> None:
     assert len(other.sources()) == 1
 
 
+# --- kinds of calls
+
+METHODS = ("operator", "source", "weigh", "mix", "sources")
+
+
+@pytest.mark.parametrize("missing", [*METHODS, ""])
+def test_kind_of_call_must_say_all_of_its_weights(missing: str) -> None:
+    kind: Any = type("Kind", (Call,), {name: lambda *_: None for name in METHODS if name != missing})
+    if not missing:
+        assert kind(torch.zeros(3, 5, 2), [3], 4).columns == 5
+        return
+    with pytest.raises(TypeError, match=missing):
+        kind(torch.zeros(3, 5, 2), [3], 4)
+
+
 # --- flex_attention
 
 BATCH, HEADS, TOKENS, KEYS, WIDTH = 2, 4, 5, 7, 3
