@@ -126,10 +126,10 @@ def test_weights_of_points_or_of_unknown_tokens_are_not_edited() -> None:
     plain = Arrangement("self", place, place)
     assert torch.equal(_edited("attn", 0, call, plain, None, [scaled(3.0)]), torch.full((1, 1, 2, 2), 3.0))
     sampled: Any = SimpleNamespace(kind="sampled", reason=None)
-    with pytest.raises(LayoutError, match="^attn: it weights points"):
+    with pytest.raises(LayoutError, match=r"^attn: it weights points"):
         _edited("attn", 0, call, sampled, None, [])
     lost: Any = SimpleNamespace(kind="self", reason="lost", why="its tokens are mixed")
-    with pytest.raises(LayoutError, match="^attn: its tokens are mixed, so"):
+    with pytest.raises(LayoutError, match=r"^attn: its tokens are mixed, so"):
         _edited("attn", 0, call, lost, None, [])
 
 
@@ -260,9 +260,9 @@ def test_weights_that_are_not_finite_are_counted() -> None:
     assert [(name, tensor is sampled.shares) for name, tensor in _operands(sampled).items()] == [("weight", True)]
     sums = Sums()
     sums.add((shares,))
-    with pytest.raises(CaptureError, match="^layer0: 2 of 42 weight values"):
+    with pytest.raises(CaptureError, match=r"^layer0: 2 of 42 weight values"):
         sums.check(recording(sampled))
-    with pytest.raises(CaptureError, match="^layer1: 2 of 98 weight values"):
+    with pytest.raises(CaptureError, match=r"^layer1: 2 of 98 weight values"):
         sums.check(recording(MatrixOperator(torch.ones(1, 2, 7, 7)), MatrixOperator(bad(1, 2, 7, 7))))
 
 
