@@ -66,8 +66,10 @@ def run(model: nn.Module, layer: str, *edits: Any, heads: Any = None, **facts: A
     return out
 
 
-@pytest.mark.parametrize("attend", [fused, written, summed, gated])
-@pytest.mark.parametrize(("layer", "first", "second"), [("first", 2, 10), ("s*", 1, 20), ("*", 2, 20), ("*[!x]t", 2, 10)])
+@pytest.mark.parametrize(
+    ("attend", "layer", "first", "second"),
+    [(fused, "first", 2, 10), (fused, "s*", 1, 20), (written, "*", 2, 20), (summed, "*[!x]t", 2, 10), (gated, "second", 1, 20)],
+)
 def test_layers_that_match_are_edited(attend: Any, layer: str, first: int, second: int) -> None:
     out = run(Pair(attend), layer, scaled(2.0))
     assert torch.allclose(out, (first + second) * fused(image()), atol=1e-4)
