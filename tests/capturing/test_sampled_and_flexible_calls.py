@@ -64,7 +64,7 @@ def test_weights_are_spread_over_the_cells_around_each_point() -> None:
 def test_each_sampled_map_needs_its_scale() -> None:
     call, arrangement, _, _ = sampled()
     call._points = call._points[:1]
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         call.operator(arrangement)
 
 
