@@ -150,7 +150,7 @@ def test_callbacks_run_inside_the_forward_pass_of_a_part() -> None:
     after: Any = lambda *_: running.append(not seen.watch.running())  # noqa: E731
     seen.watch.modules.before[id(model.first)] = [before, before]
     seen.watch.modules.before[id(model)] = [before]
-    seen.watch.modules.after[id(model)] = [lambda *_: running.append(seen.watch.running()) or None]
+    seen.watch.modules.after[id(model)] = [before]
     with seen.watch.watching():
         model.first(image())
         model(image())
@@ -162,18 +162,20 @@ def test_callbacks_run_inside_the_forward_pass_of_a_part() -> None:
 
 def test_tensors_that_are_swapped_are_told_to_the_running_forward_pass() -> None:
     def run(x: Tensor) -> Tensor:
-        torch.utils.swap_tensors(one, other)
+        swap(one, other)
         return x * one
 
+    swap: Any = torch.utils.swap_tensors
     one, other = torch.ones(1), torch.zeros(1)
     model = Model(run)
     seen = Seen(model)
     with seen.watch.watching():
-        torch.utils.swap_tensors(one, other)
+        swap(one, other)
         assert model(image()).equal(image())
-        mode, told = seen.watch._mode, []
-        mode.tracer = SimpleNamespace(exchanged=told.append)  # type: ignore[assignment]
-        torch.utils.swap_tensors(one, other)
+        told: list[Tensor] = []
+        mode: Any = seen.watch._mode
+        mode.tracer = SimpleNamespace(exchanged=told.append)
+        swap(one, other)
         mode.tracer = None
     assert {id(tensor) for tensor in told} == {id(one), id(other)}
 
@@ -340,14 +342,14 @@ def test_only_modules_that_run_in_python_are_watched() -> None:
 def scripted(module: nn.Module, x: Tensor) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.jit.trace(module, x)
+        return torch.jit.trace(module, x)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
     ("part", "is_hidden"), [(nn.Softmax(-1), True), (Layer(lambda x: x @ x.mT @ x), True), (nn.ReLU(), False), (nn.GELU(), False)]
 )
 def test_part_of_torchscript_that_may_attend_is_hidden(part: nn.Module, is_hidden: bool) -> None:
-    model = nn.Sequential(nn.Sequential(nn.Sequential(scripted(part, image()))), nn.Softmax(-1))
+    model: Any = nn.Sequential(nn.Sequential(nn.Sequential(scripted(part, image()))), nn.Softmax(-1))
     seen = Seen(model)
     with seen.watch.watching():
         model[0][0][0](image())

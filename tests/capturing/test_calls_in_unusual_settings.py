@@ -75,7 +75,12 @@ def test_attention_of_nested_tensors_is_hidden() -> None:
 
 def test_reason_is_known_for_each_kind_of_tensor() -> None:
     asked: list[str] = []
-    torch.func.vmap(lambda x: (asked.append(mode._why_unreadable(x)), x)[1])(torch.zeros(2))
+
+    def ask(x: Tensor) -> Tensor:
+        asked.append(mode._why_unreadable(x))
+        return x
+
+    torch.func.vmap(ask)(torch.zeros(2))
     asked.append(mode._why_unreadable(torch.zeros(2)))
     asked.append(mode._why_unreadable(torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)))
     assert asked == [FUNC, "", NESTED]
@@ -98,7 +103,7 @@ class Doubling(TorchFunctionMode):
         return out
 
 
-class Dispatching(TorchDispatchMode):
+class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Mode that changes nothing."""
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,7 +137,7 @@ def test_attention_that_a_mode_changes_is_hidden(run: Any, factor: float, is_see
 def test_dispatch_mode_that_changes_nothing_hides_nothing() -> None:
     model = Model(fused)
     seen = Seen(model)
-    with seen.watch.watching(), Dispatching():
+    with seen.watch.watching(), Dispatching():  # type: ignore[no-untyped-call]
         out = model(image())
         assert not seen.watch.hidden
     assert seen.layers == [("attn", 0)]

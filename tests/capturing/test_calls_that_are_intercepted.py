@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from tests.capturing.watched import Layer, Model, Seen, image, tokens, watched
 from visattn.core.capturing.intercept import mode
 from visattn.core.capturing.intercept.calls import FusedCall, ProductCall, SampledCall
+from visattn.core.capturing.intercept.written_out import Product
+from visattn.core.capturing.trace.product_axes import Permuted
 from visattn.core.capturing.trace.tracer import Tracer
 
 SDPA = F.scaled_dot_product_attention
@@ -40,7 +42,7 @@ def made_by(seen: Seen, slot: int) -> str:
 @pytest.mark.parametrize("by_name", [(), ("value",), ("key", "value"), ("value", "query", "key")])
 def test_operands_of_a_fused_call_may_be_positional_or_named(by_name: tuple[str, ...]) -> None:
     def run(x: Tensor) -> Tensor:
-        given = {"query": tokens(x).sin(), "key": tokens(x).cos(), "value": tokens(x).tan()}
+        given: Any = {"query": tokens(x).sin(), "key": tokens(x).cos(), "value": tokens(x).tan()}
         return SDPA(*(given[name] for name in given if name not in by_name), **{name: given[name] for name in by_name})
 
     seen, (out,) = watched(run, image())
@@ -134,13 +136,9 @@ def test_sums_of_the_kernel_are_kept_for_many_queries(rows: int, knows: bool) ->
 
 def test_long_product_has_no_sums_of_a_kernel() -> None:
     weights, value = torch.rand(1, 600, 2), torch.rand(1, 2, 3)
-    call = ProductCall(mode.Product(weights, value, mode.product_of(torch.bmm, (weights, value), {}, _first).axes, 0, False))  # type: ignore[union-attr]
+    call = ProductCall(Product(weights, value, Permuted(None, None, (0, 1, 2)), 0, False))
     out = mode._run_call(call, lambda args, _: torch.bmm(*args), (weights, value), {})
     assert torch.equal(out, weights @ value)
-
-
-def _first(index: int, _: Tensor) -> bool:
-    return index == 0
 
 
 def test_multihead_attention_runs_in_parts() -> None:

@@ -157,8 +157,7 @@ def test_conclusions_before_the_end_are_completed() -> None:
     seen = Seen(model, replace, remember=False)
     with seen.watch.watching():
         model(image())
-    conclusions = seen.tape().conclusions
-    assert conclusions is not None
+    conclusions: Any = seen.tape().conclusions
     assert list(conclusions.calls) == [attention for *_, attention in seen.calls]
     assert seen.forwards[0].conclusions() is conclusions
 

@@ -71,7 +71,9 @@ def test_each_sampled_map_needs_its_scale() -> None:
 def test_share_of_a_point_without_a_place_is_not_a_number() -> None:
     call, arrangement, _, (first, _) = sampled()
     first[0, 1, 0, 0] = torch.nan
-    shares = call.operator(arrangement).shares
+    operator = call.operator(arrangement)
+    shares = operator.shares
+    assert operator.cells[shares.isnan()].tolist() == [0] * 4
     assert int(shares.isnan().sum()) == 4
     assert not shares.flatten(0, -2)[0].isnan().any()
 
@@ -118,7 +120,12 @@ def test_sizes_are_those_of_the_last_axes(lead: tuple[int, ...]) -> None:
     product = ProductCall(Product(call.weigh(), value, axes, 0, False))
     assert (tuple(product.lead), product.rows, product.columns) == (lead, 5, 7)
     shapes: list[Any] = []
-    arrangement: Any = SimpleNamespace(take=lambda tensor: shapes.append(tuple(tensor.shape)) or torch.zeros(1, 1, 5, 7))
+
+    def take(tensor: Tensor) -> Tensor:
+        shapes.append(tuple(tensor.shape))
+        return torch.zeros(1, 1, 5, 7)
+
+    arrangement: Any = SimpleNamespace(take=take)
     source = product.source(arrangement)
     assert source is not None
     source.gradient(torch.zeros(5, 7))

@@ -46,7 +46,7 @@ def test_functions_of_the_same_name_are_passed_over() -> None:
 
 
 def test_nested_calls_of_a_module_are_counted() -> None:
-    def call(depth: int) -> list[int]:
+    def call(depth: int) -> Any:
         counts = [running(module), running(other)]
         return counts + (module(depth - 1) if depth else other(None))
 
@@ -74,7 +74,7 @@ def test_module_that_fails_has_no_output() -> None:
 def test_callbacks_do_not_run_in_other_threads() -> None:
     module, calls, seen = Layer(lambda x: x + 1), ModuleCalls(), []
     calls.before[id(module)] = [lambda *_: seen.append("before")]
-    calls.after[id(module)] = [lambda *_: seen.append("after") or 7]
+    calls.after[id(module)] = [lambda *_: seen.append("after"), lambda *_: 7]
     outputs: list[int] = []
     with calls.watched():
         thread = threading.Thread(target=lambda: outputs.append(module(1)))
@@ -119,7 +119,7 @@ def test_innermost_module_of_the_model_is_running() -> None:
         return below(owners, 4)
 
     stranger = Layer(lambda: function(5))
-    model = nn.Sequential(nn.Sequential(Layer(stranger), Layer(lambda: function())))
+    model: Any = nn.Sequential(nn.Sequential(Layer(stranger), Layer(lambda: function())))
     owners = Owners(model)
     assert owners.names[stranger] == "0.0.run"
     assert model[0][1]() == ("0.1", model[0][1])
@@ -200,7 +200,7 @@ ENDED = (None, None, None)
 @pytest.fixture
 def stances(monkeypatch: pytest.MonkeyPatch) -> Stances:
     made = Stances()
-    monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace())
     monkeypatch.setattr(torch.compiler, "set_stance", made)
     return made
 
