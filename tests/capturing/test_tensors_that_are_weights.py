@@ -106,6 +106,15 @@ def test_heads_may_be_mixed_by_parameters_of_the_model(equation: str, mixes: boo
     assert (seen.tape().output[0] in seen.tape().weights) == mixes
 
 
+def test_heads_of_windows_may_be_mixed_too() -> None:
+    model = Model(lambda x: torch.einsum("wbhqk,hg->wbgqk", scores(x).softmax(-1)[None], model.get_parameter("attn.mix")))
+    model.attn.mix = nn.Parameter(torch.ones(2, 2))
+    seen = Seen(model)
+    with seen.watch.watching():
+        model(image())
+    assert seen.tape().output[0] in seen.tape().weights
+
+
 def test_factors_from_the_image_or_of_unknown_origin_mix_no_heads() -> None:
     unknown = torch.ones(2, 2)
     for factors in (lambda _: unknown, lambda x: scores(x)[0, :, 0, :2]):
