@@ -302,7 +302,7 @@ def test_factors_of_an_elementwise_product_are_held() -> None:
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("are_kept", [False, True])
 def test_weighted_samples_need_their_points(is_known: bool, are_kept: bool) -> None:
-    writing, mode = Writing(), CaptureMode(nn.Identity(), lambda *_: None)
+    writing, mode = Writing(), CaptureMode(nn.Identity(), lambda *_: None, None, lambda _: False, vectors=False)
     value_map, points = writing.tensor(), writing.tensor()
     values = writing.call(F.grid_sample, value_map, points, shape=(2, 1, 7, 4))
     weights = writing.tensor((2, 5, 7, 1))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.intercept.calls import Call, SampledCall
+from visattn.core.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
 from visattn.core.capturing.intercept.flex import _shrunk, flex_call
 from visattn.core.capturing.intercept.written_out import Product
 from visattn.core.capturing.tokens.arrangement import SampledArrangement, Samples
@@ -60,10 +61,19 @@ def test_weights_are_spread_over_the_cells_around_each_point() -> None:
     assert torch.allclose(operator.block(0)[0].double(), spread(weights, *points), atol=1e-6)
 
 
+def test_each_sampled_map_needs_its_scale() -> None:
+    call, arrangement, _, _ = sampled()
+    call._points = call._points[:1]
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        call.operator(arrangement)
+
+
 def test_share_of_a_point_without_a_place_is_not_a_number() -> None:
     call, arrangement, _, (first, _) = sampled()
     first[0, 1, 0, 0] = torch.nan
-    shares = call.operator(arrangement).shares
+    operator = call.operator(arrangement)
+    shares = operator.shares
+    assert operator.cells[shares.isnan()].tolist() == [0] * 4
     assert int(shares.isnan().sum()) == 4
     assert not shares.flatten(0, -2)[0].isnan().any()
 
@@ -83,6 +93,101 @@ def test_points_of_a_sampled_call_are_copied() -> None:
     other, _, _, _ = sampled()
     other.keep(False)
     assert len(other.sources()) == 1
+
+
+# --- kinds of calls
+
+METHODS = ("operator", "source", "weigh", "mix", "sources")
+
+
+@pytest.mark.parametrize("missing", [*METHODS, ""])
+def test_kind_of_call_must_say_all_of_its_weights(missing: str) -> None:
+    kind: Any = type("Kind", (Call,), {name: lambda *_: None for name in METHODS if name != missing})
+    if not missing:
+        assert kind(torch.zeros(3, 5, 2), [3], 4).columns == 5
+        return
+    with pytest.raises(TypeError, match=missing):
+        kind(torch.zeros(3, 5, 2), [3], 4)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)])
+def test_sizes_are_those_of_the_last_axes(lead: tuple[int, ...]) -> None:
+    query, key, value = torch.randn(*lead, 5, 4), torch.randn(*lead, 7, 4), torch.randn(*lead, 7, 6)
+    call = FusedCall(query, key, value)
+    assert (tuple(call.lead), call.rows, call.columns) == (lead, 5, 7)
+    assert torch.allclose(call.mix(call.weigh()), (query @ key.mT / 2).softmax(-1) @ value, atol=1e-6)
+    axes = Permuted(None, None, tuple(range(len(lead) + 2)))
+    product = ProductCall(Product(call.weigh(), value, axes, 0, False))
+    assert (tuple(product.lead), product.rows, product.columns) == (lead, 5, 7)
+    shapes: list[Any] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        shapes.append(tuple(tensor.shape))
+        return torch.zeros(1, 1, 5, 7)
+
+    arrangement: Any = SimpleNamespace(take=take)
+    source = product.source(arrangement)
+    assert source is not None
+    source.gradient(torch.zeros(5, 7))
+    assert shapes == [(*lead, 5, 7)]
+
+
+@pytest.mark.parametrize("kind", ["fused", "product", "sampled"])
+def test_only_what_weights_are_computed_from_is_kept_by_default(kind: str) -> None:
+    call: Any = sampled()[0]
+    if kind == "product":
+        call = ProductCall(Product(torch.rand(2, 5, 7), torch.rand(2, 7, 3), Permuted(None, None, (0, 1, 2)), 0, False))
+        call.scored = torch.rand(2, 5, 1), torch.rand(2, 1, 7)
+    elif kind == "fused":
+        call = FusedCall(*torch.rand(3, 2, 5, 4))
+    call.out = torch.zeros(1)
+    before = [source.clone() for source in call.sources()]
+    call.keep()
+    for source, copied in zip(call.sources(), before, strict=True):
+        assert torch.equal(source, copied)
+    assert (call.out, hasattr(call, "value"), getattr(call, "_operand", None), getattr(call, "scored", None)) == (
+        *(None, False),
+        *(None, None),
+    )
+
+
+def test_bias_of_a_fused_call_is_arranged() -> None:
+    asked: list[Any] = []
+
+    def take_bias(bias: Tensor, lead: Any) -> Tensor:
+        asked.append((bias, list(lead)))
+        return bias + 1
+
+    arrangement: Any = SimpleNamespace(query_index=None, key_index=None, take=lambda tensor: tensor, take_bias=take_bias)
+    query, mask = torch.randn(2, 3, 5, 4), torch.randn(5, 5)
+    operator = FusedCall(query, query, query, mask).operator(arrangement)
+    assert operator.bias is not None
+    assert torch.equal(operator.bias.reshape(5, 5), mask + 1)
+    assert asked == [(mask, [2, 3])]
+    assert FusedCall(query, query, query).operator(arrangement).bias is None
+    assert len(asked) == 1
+
+
+def test_row_may_be_hidden_in_one_head_of_one_image() -> None:
+    query, mask = torch.randn(2, 3, 5, 4), torch.ones(2, 3, 5, 5, dtype=torch.bool)
+    mask[0, 1, 2] = False
+    sums = FusedCall(query, query, query, mask).weigh().sum(-1)
+    expected = torch.ones(2, 3, 5)
+    expected[0, 1, 2] = 0
+    assert torch.allclose(sums, expected)
+
+
+def test_gradient_of_fused_weights_is_that_of_the_result_times_the_values() -> None:
+    query, value, of_out = torch.randn(2, 3, 5, 4), torch.randn(1, 3, 5, 6), torch.randn(2, 3, 5, 6)
+    call = FusedCall(query, query, value)
+    call.out = call.mix(call.weigh())
+    arrangement: Any = SimpleNamespace(take=lambda tensor: tensor)
+    source = call.source(arrangement)
+    assert source.tensor is call.out
+    gradient: Any = source.gradient(of_out)
+    for batch in range(2):
+        part = gradient.image(batch).part(0, slice(None), slice(None), torch.float32)
+        assert torch.allclose(part.reshape(3, 5, 5), of_out[batch] @ value[0].mT, atol=1e-5)
 
 
 # --- flex_attention
@@ -156,6 +261,13 @@ def test_scores_that_are_changed_otherwise_are_refused() -> None:
     with pytest.raises(UnsupportedModel):
         flexible(lambda score, *_: score * (1 + 1e-4))
     assert flexible(lambda score, *_: score * (1 + 1e-8), everything).mask is None
+
+
+@pytest.mark.parametrize("score", [torch.nan, torch.inf, -torch.inf])
+def test_scores_that_are_not_finite_are_not_judged(score: float) -> None:
+    query, key = torch.full((1, 1, 2, 1), score), torch.ones(1, 1, 3, 1)
+    arguments: Any = (query, key, key, lambda score, *_: score * 2, (None, everything), 1.0, {})
+    assert flex_call(arguments, {}, "layer").mask is None
 
 
 def test_bias_has_size_one_where_it_is_constant() -> None:

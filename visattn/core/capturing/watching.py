@@ -244,7 +244,7 @@ class Watch:
             return pixels
         require_gradients = [parameter.requires_grad for parameter in self._model.parameters()]
         all_are_trained = bool(require_gradients) and all(require_gradients)
-        if all_are_trained or not pixels.is_floating_point() or pixels.requires_grad:
+        if all_are_trained or pixels.requires_grad:
             return pixels
         return pixels.detach().requires_grad_()
 

@@ -77,15 +77,15 @@ class CaptureMode(TorchFunctionMode):
         self,
         model: nn.Module,
         receive: Receive,
-        replace: Replace | None = None,
-        answers_at_keys: Callable[[nn.Module], bool] | None = None,
+        replace: Replace | None,
+        answers_at_keys: Callable[[nn.Module], bool],
         *,
-        vectors: bool = False,
+        vectors: bool,
     ) -> None:
-        """Prepare to intercept calls; the model itself is not modified. `vectors`: see `Watch`."""
+        """Prepare to intercept calls; the model itself is not modified. `answers_at_keys`: see `ModelDescription`; `vectors`: `Watch`."""
         super().__init__()
         self.owners, self._receive, self._replace = Owners(model), receive, replace
-        self._answers_at_keys = answers_at_keys or (lambda _: False)
+        self._answers_at_keys = answers_at_keys
         self.tracer: Tracer | None = None
         self.twin: tuple[Tensor, Tensor] | None = None
         self.calls: Counter[str] = Counter()

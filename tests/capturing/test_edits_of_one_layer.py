@@ -1,0 +1,281 @@
+"""Edits of the weights of small layers, gates that modules compute, and numbers of a recording that are not finite."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import tiny
+from tests.capturing.watched import Layer, Model, image, tokens
+from visattn.core.capturing import measured_gates
+from visattn.core.capturing.description import ModelDescription
+from visattn.core.capturing.finite import Sums, _operands
+from visattn.core.capturing.hooks import ModuleCalls
+from visattn.core.capturing.interventions import _edited, intervene, masked, scaled
+from visattn.core.capturing.tokens.arrangement import Arrangement
+from visattn.core.operators import MatrixOperator, SampledOperator, SoftmaxOperator
+from visattn.core.records import FeatureRecord, Recording
+from visattn.errors import CaptureError, LayoutError, OptionError
+
+# --- edits
+
+
+def fused(x: Tensor) -> Tensor:
+    q = tokens(x)
+    return F.scaled_dot_product_attention(q, q, q, scale=1.0)
+
+
+def written(x: Tensor) -> Tensor:
+    q = tokens(x)
+    return (q @ q.mT).softmax(-1) @ q
+
+
+def summed(x: Tensor) -> Tensor:
+    q = tokens(x)
+    return ((q @ q.mT).softmax(-1)[..., None] * q[..., None, :, :]).sum(-2)
+
+
+def gated(x: Tensor) -> Tensor:
+    """Return attention behind a product that is a gate: a sum of copies of each token."""
+    q = tokens(x)
+    shares = q.softmax(-1)[..., None] * q[..., None, :]
+    return fused(x) + shares.sum(-2) * 0
+
+
+class Pair(nn.Module):
+    """Two layers one after the other, `first` and `second`, whose results are added."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.first, self.second = Layer(run), Layer(run)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.first(x) + 10 * self.second(x)
+        return out
+
+
+def run(model: nn.Module, layer: str, *edits: Any, heads: Any = None, **facts: Any) -> Tensor:
+    with intervene(model, ModelDescription({}, "", **facts), layer, heads, edits):
+        out: Tensor = model(image())
+    return out
+
+
+@pytest.mark.parametrize(
+    ("attend", "layer", "first", "second"),
+    [(fused, "first", 2, 10), (fused, "s*", 1, 20), (written, "*", 2, 20), (summed, "*[!x]t", 2, 10), (gated, "second", 1, 20)],
+)
+def test_layers_that_match_are_edited(attend: Any, layer: str, first: int, second: int) -> None:
+    out = run(Pair(attend), layer, scaled(2.0))
+    assert torch.allclose(out, (first + second) * fused(image()), atol=1e-4)
+
+
+def test_weights_of_masked_tokens_go_to_the_others() -> None:
+    x = image()
+    q = tokens(x)
+    weights = (q @ q.mT).softmax(-1)
+    weights[..., 4] = 0
+    expected = weights / weights.sum(-1, keepdim=True) @ q
+    assert torch.allclose(run(Model(fused), "attn", masked([4], renormalize=True)), expected, atol=1e-5)
+    assert torch.allclose(run(Model(fused), "attn", masked([4], renormalize=False)), weights @ q, atol=1e-5)
+
+
+def test_only_these_heads_are_edited() -> None:
+    def heads(x: Tensor) -> Tensor:
+        q = torch.cat([tokens(x), tokens(x).cos()], 1)
+        return F.scaled_dot_product_attention(q, q, q)
+
+    out = run(Model(heads), "attn", scaled(0.0), heads=[1])
+    assert torch.allclose(out[:, 0], heads(image())[:, 0], atol=1e-6)
+    assert not out[:, 1].any()
+
+
+@pytest.mark.parametrize("attend", [fused, gated])
+def test_layers_without_the_name_are_listed(attend: Any) -> None:
+    with pytest.raises(
+        OptionError, match=r"^no attention layer matches 'third'\. The model's attention layers: first, second\.$"
+    ):
+        run(Pair(attend), "third", scaled(1.0))
+
+
+def test_model_without_attention_has_no_layers() -> None:
+    with pytest.raises(OptionError, match=r"attention layers: none\.$"):
+        run(Model(lambda x: x + 1), "*", scaled(1.0))
+
+
+def test_model_must_run_on_images() -> None:
+    model = Model(lambda x: x + 1)
+
+    def run_on(*given: Tensor) -> None:
+        with intervene(model, ModelDescription({}, ""), "*", None, []):
+            for x in given:
+                model(x)
+
+    with pytest.raises(CaptureError, match="was not run inside"):
+        run_on()
+    with pytest.raises(CaptureError, match="was given no floating-point"):
+        run_on(torch.zeros(2))
+
+
+def test_weights_of_points_or_of_unknown_tokens_are_not_edited() -> None:
+    call: Any = SimpleNamespace(weigh=lambda: torch.ones(1, 1, 2, 2), rows=2, columns=2, lead=(1, 1))
+    place = tiny.layout((), (1, 2))
+    plain = Arrangement("self", place, place)
+    assert torch.equal(_edited("attn", 0, call, plain, None, [scaled(3.0)]), torch.full((1, 1, 2, 2), 3.0))
+    sampled: Any = SimpleNamespace(kind="sampled", reason=None)
+    with pytest.raises(LayoutError, match=r"^attn: it weights points"):
+        _edited("attn", 0, call, sampled, None, [])
+    lost: Any = SimpleNamespace(kind="self", reason="lost", why="its tokens are mixed")
+    with pytest.raises(LayoutError, match=r"^attn: its tokens are mixed, so"):
+        _edited("attn", 0, call, lost, None, [])
+
+
+# --- gates of modules
+
+
+class Gate(nn.Module):
+    """Module that multiplies its input by a gate that one of its parts computes."""
+
+    def __init__(self, part: Any, times: int = 1) -> None:
+        super().__init__()
+        self.part, self.times = Layer(part), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = torch.stack([self.part(x) for _ in range(self.times)])
+        return x * gates.sum(0)
+
+
+def heard(module: nn.Module, *given: Any, told: list[nn.Module] | None = None, around: Any = None) -> list[Any]:
+    """Run a module and return its gates."""
+    calls, gates = ModuleCalls(), []
+    measured_gates.hang(calls, module, lambda *gate: gates.append(gate), told if told is not None else [])
+    with calls.watched():
+        for x in given:
+            (around or module)(x)
+    return gates
+
+
+def of_channels(x: Tensor) -> Tensor:
+    return x.mean((2, 3), keepdim=True).sigmoid()
+
+
+def of_places(x: Tensor) -> Tensor:
+    return x.mean(1, keepdim=True).sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("part", "role", "shape"), [(of_channels, "channel_gate", (2, 3)), (of_places, "spatial_gate", (2, 1, 2, 3))]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_gate_of_a_module_is_told(part: Any, role: str, shape: tuple[int, ...], times: int) -> None:
+    module, x = Gate(part, times), image()
+    ((owner, told_role, gate, output),) = heard(module, x)
+    assert (owner is module, told_role, tuple(gate.shape)) == (True, role, shape)
+    assert torch.allclose(gate, part(x).reshape(shape) * times)
+    assert torch.equal(output, module(x))
+
+
+def test_each_call_has_its_own_gate() -> None:
+    module = Gate(of_channels)
+    first, second = heard(module, image(), image(4, seed=1))
+    assert torch.allclose(first[2], of_channels(image())[..., 0, 0])
+    assert torch.allclose(second[2], of_channels(image(4, seed=1))[..., 0, 0])
+
+
+def test_module_around_a_gate_that_was_told_has_none() -> None:
+    told: list[nn.Module] = [nn.ReLU()]
+
+    def part(x: Tensor) -> Tensor:
+        told.append(module)
+        return of_channels(x)
+
+    module = Gate(part)
+    assert heard(module, image(), told=told) == []
+    assert len(told) == 2
+    module.part.run = of_channels
+    assert len(heard(module, image(), told=told)) == 1
+
+
+@pytest.mark.parametrize(
+    "part", [lambda x: of_channels(x)[..., 0], lambda x: x.mean((1, 2, 3)), lambda x: x * 1.5, lambda x: [of_channels(x)]]
+)
+def test_parts_without_the_size_of_a_gate_are_not_heard(part: Any) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Layer(part)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.part(x)
+            return x * 0.5
+
+    assert heard(Other(), image()) == []
+
+
+def test_only_maps_of_numbers_are_gated() -> None:
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Layer(lambda x: x.clone())
+
+        def forward(self, x: Any = None) -> Any:
+            return None if x is None else self.part(x)
+
+    module = Loose()
+    assert heard(module, torch.rand(2, 3), torch.ones(2, 3, 2, 2, dtype=torch.long)) == []
+    assert heard(module, None, around=lambda _: module()) == []
+
+
+# --- numbers that are not finite
+
+
+def recording(*operators: Any, features: Any = ()) -> Recording:
+    made = Recording(readout="cls", input_size=(32, 48))
+    made.records = [tiny.record(operator, tiny.layout(), layer=f"layer{number}") for number, operator in enumerate(operators)]
+    made.features = list(features)
+    return made
+
+
+def bad(*shape: int) -> Tensor:
+    made = torch.ones(shape)
+    made.view(-1)[1:3] = torch.tensor([math.nan, math.inf])
+    return made
+
+
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_operands_that_are_not_finite_are_counted(name: str) -> None:
+    query, key = torch.ones(1, 2, 7, 4), torch.ones(1, 2, 7, 4)
+    good = SoftmaxOperator(query, key)
+    wrong = SoftmaxOperator(bad(1, 2, 7, 4), key) if name == "query" else SoftmaxOperator(query, bad(1, 2, 7, 4))
+    sums = Sums()
+    sums.add((query, key))
+    made = recording(good, wrong)
+    sums.check(made)  # its sums are finite
+    sums.add((wrong.query, wrong.key))
+    with pytest.raises(CaptureError, match=rf"^layer1: 2 of 56 {name} values are NaN or infinite"):
+        sums.check(made)
+
+
+def test_weights_that_are_not_finite_are_counted() -> None:
+    cells, shares = torch.zeros(1, 2, 7, 3, dtype=torch.long), bad(1, 2, 7, 3)
+    sampled = SampledOperator(cells, shares, 7)
+    assert [(name, tensor is sampled.shares) for name, tensor in _operands(sampled).items()] == [("weight", True)]
+    sums = Sums()
+    sums.add((shares,))
+    with pytest.raises(CaptureError, match=r"^layer0: 2 of 42 weight values"):
+        sums.check(recording(sampled))
+    with pytest.raises(CaptureError, match=r"^layer1: 2 of 98 weight values"):
+        sums.check(recording(MatrixOperator(torch.ones(1, 2, 7, 7)), MatrixOperator(bad(1, 2, 7, 7))))
+
+
+@pytest.mark.parametrize(("role", "name"), [("tokens", "token"), ("activation", "activation"), ("channel_gate", "channel_gate")])
+def test_features_are_always_checked(role: Any, name: str) -> None:
+    good, wrong = FeatureRecord("good", 0, role, torch.ones(1, 4)), FeatureRecord("wrong", 0, role, bad(1, 4))
+    Sums().check(recording(features=[good]))
+    with pytest.raises(CaptureError, match=f"^wrong: 2 of 4 {name} values"):
+        Sums().check(recording(features=[good, wrong]))
