@@ -60,7 +60,7 @@ class Evidence:
         tree = self._tree()
         missing = [name for name in names if self._state(name, tree) != "ok"]
         beside = [name for name in missing if not self._proofs[name].alone]
-        previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 try:
