@@ -23,6 +23,15 @@ TOKENS, SIZE = 6, 4
 OPS = torch.ops.aten
 
 
+def put_in_slot(tape: Tape, shadows: Shadows, slot: int, places: Places) -> Made:
+    """Put a tensor with given places into a slot of a tape."""
+    node = Node(len(tape.facts))
+    tape.facts.append(Facts(places.shape, torch.empty(places.shape).stride(), 0, int(node), True, True))
+    tape.nodes[slot] = node
+    shadows.put(node, places)
+    return Made(slot, places.shape, True)
+
+
 class Chain:
     """Two images of two by three tokens; each call adds an entry, and its result gets the next slot."""
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.capturing.behind import BOX, CPU, OPS, SIZE, TOKENS
+from tests.capturing.behind import BOX, CPU, OPS, SIZE, TOKENS, put_in_slot
 from visattn.core.capturing.following import sampling
 from visattn.core.capturing.following.received import cells_of, color_axis
 from visattn.core.capturing.following.sums import SCORES
 from visattn.core.capturing.following.tracing import TokenTracer
-from visattn.core.capturing.placing.nodes import Facts, Node
+from visattn.core.capturing.placing.nodes import Node
 from visattn.core.capturing.placing.places import Places, whole
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.tokens.planes import Plane
@@ -36,11 +36,7 @@ class Scene:
         )
 
     def put(self, slot: int, places: Places) -> Made:
-        node = Node(len(self.tape.facts))
-        self.tape.facts.append(Facts(places.shape, torch.empty(places.shape).stride(), 0, int(node), True, True))
-        self.tape.nodes[slot] = node
-        self.tracer.shadows.put(node, places)
-        return Made(slot, places.shape, True)
+        return put_in_slot(self.tape, self.tracer.shadows, slot, places)
 
     def node(self, slot: int) -> Node:
         return self.tape.nodes[slot]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.capturing.behind import put_in_slot
 from visattn.core.capturing.following.conclusions import SAMPLED, Conclusions, Located, concluded
 from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.places import UNWATCHED, Places, whole
@@ -37,13 +38,9 @@ class Scene:
         return Places("placed", self.codes[:, None, :, None].expand(2, HEADS, 6, SIZE), **more)
 
     def put(self, slot: int, places: Places, *, descends: bool = True) -> Made:
-        node = Node(len(self.tape.facts))
-        self.tape.facts.append(Facts(places.shape, torch.empty(places.shape).stride(), 0, int(node), True, True))
-        self.tape.nodes[slot] = node
-        self.tracer.shadows.put(node, places)
         if descends:
             self.tape.descends.add(slot)
-        return Made(slot, places.shape, True)
+        return put_in_slot(self.tape, self.tracer.shadows, slot, places)
 
     def call(self, func: Any, reads: tuple[int, ...], *outs: Made | None, layer: str = "attn", **more: Any) -> Entry:
         more = {"before": (None,) * len(outs), "operation": operation_of(func)} | more

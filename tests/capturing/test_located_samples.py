@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.capturing.behind import put_in_slot
 from visattn.core.capturing.following.sampling import sampled
 from visattn.core.capturing.following.tape_readouts import _apart_from_the_model
 from visattn.core.capturing.following.tracing import TokenTracer
-from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.places import Places, whole
 from visattn.core.capturing.tokens.arrangement import SampledArrangement
 from visattn.core.capturing.tokens.points import Drift
@@ -46,10 +46,7 @@ class Scene:
         self.tape.entries.append(Entry(func, operation_of(func), args, {}, (result,), "attn", before=(None,)))
 
     def put(self, slot: int, places: Places) -> None:
-        node = Node(len(self.tape.facts))
-        self.tape.facts.append(Facts(places.shape, torch.empty(places.shape).stride(), 0, int(node), True, True))
-        self.tape.nodes[slot] = node
-        self.tracer.shadows.put(node, places)
+        put_in_slot(self.tape, self.tracer.shadows, slot, places)
 
     def found(self) -> SampledArrangement | None:
         self.put(WEIGHTS, self.weights)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.capturing.behind import put_in_slot
 from visattn.core.capturing.following.conclusions import Conclusions
 from visattn.core.capturing.following.sums import LINEAR, SCORES, UNTRACED, Sums
 from visattn.core.capturing.placing.nodes import Facts, Node
@@ -231,11 +232,7 @@ class Followed:
         self.tokens = planes.codes(planes.grid(2, 3, BOX)).flatten(1)
 
     def put(self, slot: int, places: Places) -> Made:
-        node = Node(len(self.tape.facts))
-        self.tape.facts.append(Facts(places.shape, torch.empty(places.shape).stride(), 0, int(node), True, True))
-        self.tape.nodes[slot] = node
-        self.tracer.shadows.put(node, places)
-        return Made(slot, places.shape, True)
+        return put_in_slot(self.tape, self.tracer.shadows, slot, places)
 
     def told(self, places: Places, *args: Any, func: Any = torch.softmax, **kwargs: Any) -> str | None:
         entry = Entry(func, operation_of(func), (Ref(1), *args), kwargs, (self.put(2, places),), "attn")
