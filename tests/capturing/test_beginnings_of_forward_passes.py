@@ -148,13 +148,13 @@ def test_callbacks_run_inside_the_forward_pass_of_a_part() -> None:
     seen = Seen(model)
     before: Any = lambda *_: running.append(seen.watch.running())  # noqa: E731
     after: Any = lambda *_: running.append(not seen.watch.running())  # noqa: E731
-    seen.watch.modules.before[id(model.first)] = [before, before]
-    seen.watch.modules.before[id(model)] = [before]
-    seen.watch.modules.after[id(model)] = [before]
+    seen.watch.modules.before[model.first] = [before, before]
+    seen.watch.modules.before[model] = [before]
+    seen.watch.modules.after[model] = [before]
     with seen.watch.watching():
         model.first(image())
         model(image())
-        seen.watch.modules.after[id(model)].append(after)
+        seen.watch.modules.after[model].append(after)
         model(image())
     assert running == [True] * 11
     assert (seen.watch.modules.before, seen.watch.modules.after) == ({}, {})

@@ -61,6 +61,17 @@ def both(at: Scene, known: Entry, *args: Any, func: Callable[..., Any] = torch.a
 # --- which call it is
 
 
+def test_indices_are_equal_if_their_types_are() -> None:
+    """`x[[True, True]]` picks rows 0 and 1, and `x[[1, 1]]` picks row 1 twice."""
+    at = scene()
+    for known, same, other in [([1, 1], [1, 1], [True, True]), ((slice(None), 0), (slice(None), 0), (slice(None), False))]:
+        assert both(at, entry(Ref(0), known), at.x, same)
+        assert not both(at, entry(Ref(0), known), at.x, other)
+        assert not both(at, entry(Ref(0), other), at.x, known)
+    assert not both(at, entry(Ref(0), (slice(1), 0)), at.x, (slice(2), 0))
+    assert both(at, entry(Ref(0), slice(1, 2)), at.x, slice(1, 2))
+
+
 def test_call_with_equal_arguments_is_the_recorded_one() -> None:
     at = scene()
     known = entry(Ref(0), Ref(1), 3, alpha=2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import threading
 from collections import namedtuple
 from types import SimpleNamespace
@@ -234,11 +236,11 @@ def test_modules_of_users_with_parts_may_gate() -> None:
             super().__init__()
             self.part = part
 
-    assert measured_gates.may_gate(User(nn.Linear(2, 2)))
-    assert not measured_gates.may_gate(User(None))
-    assert not measured_gates.may_gate(nn.Sequential(nn.Linear(2, 2)))
+    assert gates._may_gate(User(nn.Linear(2, 2)))
+    assert not gates._may_gate(User(None))
+    assert not gates._may_gate(nn.Sequential(nn.Linear(2, 2)))
     ours = type("Ours", (nn.Module,), {"__module__": "visattn.nn.gates"})
-    assert not measured_gates.may_gate(User(nn.Sequential(ours())))
+    assert not gates._may_gate(User(nn.Sequential(ours())))
 
 
 def test_multiplication_by_a_gate_is_checked() -> None:
@@ -273,18 +275,76 @@ def test_backward_pass_and_other_threads_are_elsewhere(monkeypatch: pytest.Monke
 
 def test_callbacks_run_around_a_module_and_replace_its_output() -> None:
     calls, module, seen = ModuleCalls(), nn.Identity(), []
-    calls.before[id(module)] = [lambda _module, args: seen.append(("before", args[0]))]
-    calls.after[id(module)] = [
+    calls.before[module] = [lambda _module, args: seen.append(("before", args[0]))]
+    calls.after[module] = [
         lambda _module, _args, output: seen.append(("first", output)),
         lambda _module, _args, output: output + 1,
         lambda _module, _args, output: seen.append(("third", output)),
         lambda _module, _args, output: output * 10,
     ]
     with calls.watched():
-        assert module(3) == 40
-        assert nn.Identity()(3) == 3
-    assert seen == [("before", 3), ("first", 3), ("third", 4)]
+        for follow in (calls.follow, calls.follow_part):
+            seen.clear()
+            follow()
+            assert module(3) == 40
+            assert nn.Identity()(3) == 3
+            assert seen == [("before", 3), ("first", 3), ("third", 4)]
+        calls.wait()
+        seen.clear()
+        assert module(3) == 3
+        assert seen == [("before", 3)]
     assert module(3) == 3
+    assert not module._forward_hooks
+    assert not module._forward_pre_hooks
+
+
+def test_callbacks_of_a_part_run_only_while_no_forward_pass_of_the_model_is_followed() -> None:
+    calls, part, seen = ModuleCalls(), nn.Identity(), []
+    calls.outside[part] = [lambda _module, args: seen.append(args[0])]
+    with calls.watched():
+        part(1)
+        calls.follow()
+        part(2)
+        calls.follow_part()
+        part(3)
+        calls.wait()
+        part(4)
+    part(5)
+    assert seen == [1, 3, 4]
+
+
+def test_hooks_stay_behind_a_module_that_fails_until_the_next_pass() -> None:
+    """PyTorch reads the hooks of a failing module while they run, so none of them may be removed there."""
+
+    class Failing(nn.Module):
+        def forward(self, x: int) -> None:
+            raise ValueError(x)
+
+    calls, module, seen = ModuleCalls(), Failing(), []
+
+    def ended(_module: nn.Module, _args: Any, output: Any) -> None:
+        seen.append(output)
+        calls.wait(after_failure=output is None)
+
+    calls.after[module] = [ended]
+    with calls.watched():
+        for number in range(3):
+            calls.follow()
+            with pytest.raises(ValueError, match=str(number)):
+                module(number)
+        assert module._forward_hooks
+    assert (seen, len(module._forward_hooks)) == ([None] * 3, 0)
+
+
+def test_copy_of_a_module_in_a_forward_pass_has_no_callbacks() -> None:
+    calls, module, seen = ModuleCalls(), nn.Identity(), []
+    calls.before[module] = [lambda _module, args: seen.append(args[0])]
+    calls.after[module] = [lambda _module, args, _output: seen.append(args[0])]
+    with calls.watched():
+        calls.follow()
+        copies = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+        assert [copied(3) for copied in copies] == [3, 3]
+    assert seen == []
 
 
 def test_first_tensor_of_an_output_is_replaced() -> None:

@@ -15,7 +15,7 @@ from tests import tiny
 from tests.capturing.watched import Layer, Model, image, tokens
 from visattn.core.capturing import measured_gates
 from visattn.core.capturing.description import ModelDescription
-from visattn.core.capturing.finite import Sums, _operands
+from visattn.core.capturing.finite import _operands, check_finite
 from visattn.core.capturing.hooks import ModuleCalls
 from visattn.core.capturing.interventions import _edited, intervene, masked, scaled
 from visattn.core.capturing.tokens.arrangement import Arrangement
@@ -155,6 +155,7 @@ def heard(module: nn.Module, *given: Any, told: list[nn.Module] | None = None, a
     calls, gates = ModuleCalls(), []
     measured_gates.hang(calls, module, lambda *gate: gates.append(gate), told if told is not None else [])
     with calls.watched():
+        calls.follow()
         for x in given:
             (around or module)(x)
     return gates
@@ -252,30 +253,25 @@ def test_operands_that_are_not_finite_are_counted(name: str) -> None:
     query, key = torch.ones(1, 2, 7, 4), torch.ones(1, 2, 7, 4)
     good = SoftmaxOperator(query, key)
     wrong = SoftmaxOperator(bad(1, 2, 7, 4), key) if name == "query" else SoftmaxOperator(query, bad(1, 2, 7, 4))
-    sums = Sums()
-    sums.add((query, key))
     made = recording(good, wrong)
-    sums.check(made)  # its sums are finite
-    sums.add((wrong.query, wrong.key))
+    check_finite(made, [query, key])  # these are finite
     with pytest.raises(CaptureError, match=rf"^layer1: 2 of 56 {name} values are NaN or infinite"):
-        sums.check(made)
+        check_finite(made, [query, key, wrong.query, wrong.key])
 
 
 def test_weights_that_are_not_finite_are_counted() -> None:
     cells, shares = torch.zeros(1, 2, 7, 3, dtype=torch.long), bad(1, 2, 7, 3)
     sampled = SampledOperator(cells, shares, 7)
     assert [(name, tensor is sampled.shares) for name, tensor in _operands(sampled).items()] == [("weight", True)]
-    sums = Sums()
-    sums.add((shares,))
     with pytest.raises(CaptureError, match=r"^layer0: 2 of 42 weight values"):
-        sums.check(recording(sampled))
+        check_finite(recording(sampled), [shares])
     with pytest.raises(CaptureError, match=r"^layer1: 2 of 98 weight values"):
-        sums.check(recording(MatrixOperator(torch.ones(1, 2, 7, 7)), MatrixOperator(bad(1, 2, 7, 7))))
+        check_finite(recording(MatrixOperator(torch.ones(1, 2, 7, 7)), MatrixOperator(bad(1, 2, 7, 7))), [shares])
 
 
 @pytest.mark.parametrize(("role", "name"), [("tokens", "token"), ("activation", "activation"), ("channel_gate", "channel_gate")])
 def test_features_are_always_checked(role: Any, name: str) -> None:
     good, wrong = FeatureRecord("good", 0, role, torch.ones(1, 4)), FeatureRecord("wrong", 0, role, bad(1, 4))
-    Sums().check(recording(features=[good]))
+    check_finite(recording(features=[good]), [])
     with pytest.raises(CaptureError, match=f"^wrong: 2 of 4 {name} values"):
-        Sums().check(recording(features=[good, wrong]))
+        check_finite(recording(features=[good, wrong]), [])

@@ -54,12 +54,18 @@ def test_tensors_and_plain_values_are_compared_fast() -> None:
     assert slots(made) == [3, 1]
 
 
-@pytest.mark.parametrize("value", [(), (1, 2), [3, None], (True, 5)])
-def test_lists_of_numbers_are_compared_fast(value: Any) -> None:
-    assert entry(Ref(0), value).quick == ((0, None), (-1, value))
+@pytest.mark.parametrize("value", [(), (1, 2), [3, None], (True, 5), (slice(None), 0), (..., slice(1, 5, 2), None)])
+def test_lists_of_numbers_and_slices_are_compared_fast(value: Any) -> None:
+    assert entry(Ref(0), value).quick == ((0, None), (-2, value))
 
 
-@pytest.mark.parametrize("value", [(1, 2.0), ("text",), [1, (2,)], {"a": 1}, slice(1, 2), STRANGE, {1, 2}, np.zeros(2)])
+def test_slices_are_compared_fast() -> None:
+    assert entry(Ref(0), slice(1, None, 2)).quick == ((0, None), (-1, slice(1, None, 2)))
+
+
+@pytest.mark.parametrize(
+    "value", [(1, 2.0), ("text",), [1, (2,)], {"a": 1}, slice(1.0, 2), slice(True), STRANGE, {1, 2}, np.zeros(2)]
+)
 def test_other_values_are_not_compared_fast(value: Any) -> None:
     made = entry(Ref(4), value)
     assert made.quick is None
@@ -112,51 +118,50 @@ def test_call_that_writes_or_reads_contents_may_not_be_repeated() -> None:
     assert not entry(Ref(0), func=lambda x: x).may_be_repeated
 
 
-def returning(**changes: Any) -> bool:
+def shapes_of(out: Any, *overwritten: Tensor, **changes: Any) -> Any:
     made = entry(Ref(3), 2)
     made.before = (None,)
     for name, value in changes.items():
         setattr(made, name, value)
-    return made.returns_only(torch.zeros(2, 3))
+    return made.simple_shapes(out, overwritten)
 
 
-def test_call_that_returns_a_new_tensor_or_an_argument_returns_only_it() -> None:
-    assert returning()
-    assert returning(before=(3,))
-    assert not returning(before=(4,))
+def test_call_that_returns_new_tensors_or_arguments_is_simple() -> None:
+    out = torch.zeros(2, 3)
+    assert shapes_of(out) == shapes_of(out, before=(3,)) == (SHAPE,)
+    assert shapes_of(out, before=(4,)) is None
+    assert (
+        shapes_of((out, torch.zeros(5)), before=(None, 3)) == shapes_of([out, torch.zeros(5)], before=(3, None)) == (SHAPE, (5,))
+    )
+    assert shapes_of((out, out), before=(None, 4)) is None
+
+
+def test_call_that_overwrites_only_what_it_returns_is_simple() -> None:
+    out, other = torch.zeros(2, 3), torch.zeros(2, 3)
+    assert shapes_of(out, out, before=(3,), writes=True) == (SHAPE,)
+    assert shapes_of(out, other, writes=True) is shapes_of(out, out, other, writes=True) is None
+    assert shapes_of((out,), other, writes=True) is None
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"outs": (Made(9, SHAPE, True), None)},
-        {"outs": ()},
         {"quick": None},
-        {"writes": True},
         {"contents": {3: torch.zeros(2)}},
         {"operation": operation_of(torch.add)._replace(own=False)},
         {"func": Tensor.T.__get__},  # type: ignore[attr-defined]
     ],
 )
-def test_call_that_does_more_than_return_a_tensor_is_told_apart(changes: Mapping[str, Any]) -> None:
-    assert not returning(**changes)
+def test_call_that_does_more_than_return_tensors_is_told_apart(changes: Mapping[str, Any]) -> None:
+    assert shapes_of(torch.zeros(2, 3), **changes) is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_call_that_returns_no_plain_tensor_is_told_apart() -> None:
-    made = entry(Ref(3))
-    made.before = (None,)
-    assert made.returns_only(torch.zeros(1))
-    assert not made.returns_only((torch.zeros(1),))
-    assert not made.returns_only(nn.Parameter(torch.zeros(1)))
+def test_call_that_returns_other_than_plain_tensors_is_told_apart() -> None:
     nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    assert not made.returns_only(nested)
-
-
-def test_results_that_existed_before_only_count_if_there_is_one() -> None:
-    two = entry(Ref(3))
-    two.before = (4, None)
-    assert two.returns_only(torch.zeros(1))
+    largest = torch.zeros(2, 3).max(1)  # a tuple with names
+    for out in (nn.Parameter(torch.zeros(1)), nested, largest, None, 3, (torch.zeros(1), None), {"a": torch.zeros(1)}):
+        assert shapes_of(out) is None
 
 
 # --- equal values
@@ -203,7 +208,7 @@ def test_values_are_stored_in_a_form_that_can_be_compared() -> None:
 def test_facts_that_are_not_given_have_their_defaults() -> None:
     made, whole = entry(), Tape()
     assert (made.writes, made.rewritten, made.contents, made.kernels, made.points) == (False, (), {}, (), ())
-    assert (made.choice, made.attention, made.single, made.before) == (None, None, None, ())
+    assert (made.choice, made.attention, made.shapes, made.before) == (None, None, None, ())
     assert (made.scoring, made.kept, made.steps) == (False, False, ())
     assert whole.dynamic is False
     assert whole.whole is True

@@ -84,7 +84,8 @@ def test_tensor_that_is_gone_has_no_slot() -> None:
     del gone
     assert table.slot(kept) == 1
     assert [tensor is kept for tensor in table.tensors()] == [True]
-    table._slots[id(kept)] = 0
+    table._index()[id(kept)] = 0
+    table._has_forgotten = True  # so that slots are found by `id` alone
     assert table.slot(kept) is None
 
 
@@ -194,6 +195,35 @@ def test_views_lie_beside_an_overwritten_tensor() -> None:
     beside = table.beside([a], known)
     assert [(slot, id(tensor)) for slot, tensor in beside] == [(5, id(views[3])), (6, id(views[0]))]
     assert [slot for slot, _ in table.sharing([memory_of(other)])] == [2]
+
+
+def test_views_are_found_again_when_slots_are_dropped_or_added() -> None:
+    table, _ = living()
+    a, b = tensors(2)
+    views = a[0], a[1], b[0]
+    for tensor in (a, b, views[0], views[2]):
+        table.enlist(tensor)
+    assert [slot for slot, _ in table.beside([a], {})] == [2]
+    table.back_to(3)
+    table.enlist(views[1])
+    assert [slot for slot, _ in table.beside([a], {})] == [2, 3]
+    assert table.beside([b], {}) == []
+    del views, tensor
+    assert table.beside([a], {}) == []
+
+
+def test_views_are_found_where_their_memory_has_moved() -> None:
+    table, _ = living()
+    a, other = tensors(2)
+    view = a[0]
+    for tensor in (a, view, other):
+        table.enlist(tensor)
+    assert [slot for slot, _ in table.beside([a], {})] == [1]
+    address = memory_of(a)
+    a.untyped_storage().resize_(1 << 20)
+    assert memory_of(a) != address
+    assert [slot for slot, _ in table.beside([a], {})] == [1]
+    assert table.beside([other], {}) == []
 
 
 def test_memory_of_an_intercepted_write_is_copied_again() -> None:

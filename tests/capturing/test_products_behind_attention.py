@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from visattn.core.capturing.intercept import mode as modes
 from visattn.core.capturing.intercept.calls import FusedCall
 from visattn.core.capturing.intercept.held import Held, is_weighing, product_behind, sampled_behind
-from visattn.core.capturing.intercept.keywords import restored
 from visattn.core.capturing.intercept.mode import CaptureMode
-from visattn.core.capturing.intercept.running_module import Owners, module_names
+from visattn.core.capturing.intercept.running_module import Owners
 from visattn.core.capturing.intercept.written_out import note_weights
+from visattn.core.capturing.trace.keywords import restored
 from visattn.core.capturing.trace.operations import edited_weights, operation_of
 from visattn.core.capturing.trace.tape import Entry, Made, Ref, Tape
 
@@ -378,6 +378,4 @@ def test_modules_are_named_as_torch_names_them() -> None:
     shared = nn.Linear(2, 2)
     model = nn.Sequential(nn.Sequential(shared, nn.ReLU()), shared, nn.Identity())
     model.register_module("none", None)
-    assert module_names(model) == {module: name for name, module in model.named_modules()}
-    assert list(module_names(model)) == [module for _, module in model.named_modules()]
     assert Owners(model).modules == [module for _, module in model.named_modules()]

@@ -129,12 +129,12 @@ def test_call_is_recorded_with_arguments_and_results() -> None:
     assert [ref.slot for ref in entry.refs] == [0, 1]
     assert entry.kwargs == {"alpha": 2}
     assert entry.outs == (Made(2, SHAPE, True),)
-    assert (entry.before, entry.single, entry.writes, entry.layer) == ((None,), SHAPE, False, "")
+    assert (entry.before, entry.shapes, entry.writes, entry.layer) == ((None,), (SHAPE,), False, "")
     assert (tracer.at, tracer.slot_of(out)) == (1, 2)
     call(tracer, torch.max, out, 1)
     entry = last(tracer)
     assert entry.outs == (Made(3, torch.Size((2,)), True), Made(4, torch.Size((2,)), False))
-    assert (tracer.at, entry.single, entry.before) == (2, None, (None, None))
+    assert (tracer.at, entry.shapes, entry.before) == (2, None, (None, None))
     assert tracer.tape.descends == {0, 1, 2, 3, 4}
     assert {*tracer.tape.nodes} == {0, 1, 2, 3, 4}
     assert all(tracer.tape.facts[node].shape for node in tracer.tape.nodes.values())
@@ -257,7 +257,7 @@ def test_overwritten_tensor_and_its_views_continue_in_new_slots() -> None:
     view = call(tracer, Tensor.select, made, 0, 1)
     call(tracer, Tensor.mul_, made, 3)
     entry = last(tracer)
-    assert (entry.writes, entry.before, entry.rewritten, entry.single) == (True, (1,), ((2, 3),), None)
+    assert (entry.writes, entry.before, entry.rewritten, entry.shapes) == (True, (1,), ((2, 3),), (made.shape,))
     assert (tracer.slot_of(view), tracer.slot_of(made)) == (3, 4)
     assert tracer.tape.descends == {0, 1, 2, 3, 4}
     assert tracer.tape.nodes[4] > tracer.tape.nodes[2] == tracer.tape.nodes[3] > tracer.tape.nodes[1]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from visattn.core.capturing import recorder
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.recorder import _chosen, _first, _Session, _Stream, _why_nothing
 from visattn.core.capturing.tokens.arrangement import Tokens
@@ -344,11 +345,13 @@ def test_recording_without_images_is_refused(whole: bool, message: str) -> None:
 
 @pytest.mark.parametrize("is_full", ["records", "wanted", ""])
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_recording_needs_attention_or_features_that_were_asked_for(is_full: str, has_ended: bool) -> None:
+def test_recording_needs_attention_or_features_that_were_asked_for(
+    is_full: str, has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = session()
     made.watch.ended = has_ended
     made._wanted = is_full == "wanted"
-    made._sums = SimpleNamespace(check=lambda recording: checked.append(recording))
+    monkeypatch.setattr(recorder, "check_finite", lambda recording, _: checked.append(recording))
     checked: list[Any] = []
     if is_full == "records":
         made.recording.records.append(SimpleNamespace(layer="attn"))

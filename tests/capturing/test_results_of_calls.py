@@ -24,7 +24,7 @@ def agrees(at: Scene, known: Entry, args: Sequence[Any], out: Any, **kwargs: Any
 
 def single(before: int | None = None) -> Entry:
     known = entry(Ref(0), 1, outs=(Made(2, SHAPE, True),))
-    known.single, known.before = SHAPE, (before,)
+    known.shapes, known.before = (SHAPE,), (before,)
     return known
 
 

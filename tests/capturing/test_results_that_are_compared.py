@@ -26,7 +26,7 @@ def agrees(at: Scene, known: Entry, out: Any, *args: Any, **kwargs: Any) -> bool
 def single(slot_before: int | None) -> Entry:
     """Return an entry of a call of slot 0 that returned one tensor."""
     known = entry(Ref(0), outs=[Made(2, SHAPE, True)])
-    known.single, known.before = SHAPE, (slot_before,)
+    known.shapes, known.before = (SHAPE,), (slot_before,)
     return known
 
 

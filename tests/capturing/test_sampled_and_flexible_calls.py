@@ -158,7 +158,9 @@ def test_bias_of_a_fused_call_is_arranged() -> None:
         asked.append((bias, list(lead)))
         return bias + 1
 
-    arrangement: Any = SimpleNamespace(query_index=None, key_index=None, take=lambda tensor: tensor, take_bias=take_bias)
+    arrangement: Any = SimpleNamespace(
+        order=None, query_index=None, key_index=None, take=lambda tensor: tensor, take_bias=take_bias
+    )
     query, mask = torch.randn(2, 3, 5, 4), torch.randn(5, 5)
     operator = FusedCall(query, query, query, mask).operator(arrangement)
     assert operator.bias is not None

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from tests.capturing.watched import Layer
+from visattn._support.parts import parts_of
 from visattn.core.capturing.hooks import ModuleCalls, keywords, running
 from visattn.core.capturing.intercept import no_compile, running_module
-from visattn.core.capturing.intercept.running_module import Owners, module_names
+from visattn.core.capturing.intercept.running_module import Owners
 
 # --- arguments and calls of modules
 
@@ -25,7 +26,7 @@ def test_keyword_arguments_are_those_of_the_module_that_is_about_to_run() -> Non
     outside = Layer(lambda x, y: inside(x, a=y, b=3))
     calls = ModuleCalls()
     for module in (inside, outside):
-        calls.before[id(module)] = [lambda _module, args: seen.append((args, keywords()))]
+        calls.before[module] = [lambda _module, args: seen.append((args, keywords()))]
     with calls.watched():
         assert outside(1, y=2) == ((1,), {"a": 2, "b": 3})
         assert inside(4) == ((4,), {})
@@ -37,7 +38,7 @@ def test_functions_of_the_same_name_are_passed_over() -> None:
         return keywords()
 
     module, calls, seen = Layer(lambda **kwargs: kwargs), ModuleCalls(), []
-    calls.before[id(module)] = [lambda *_: seen.append(inner())]
+    calls.before[module] = [lambda *_: seen.append(inner())]
     with calls.watched():
         given = module(x=1)
     seen[0]["y"] = 2
@@ -61,10 +62,12 @@ def test_module_that_fails_has_no_output() -> None:
         raise ValueError("no")
 
     module, calls, seen = Layer(fail), ModuleCalls(), []
-    calls.after[id(module)] = [lambda _module, _args, output: seen.append(output)]
+    calls.after[module] = [lambda _module, _args, output: seen.append(output)]
     for _ in range(2):
-        with pytest.raises(ValueError, match="no"), calls.watched():
-            module()
+        with calls.watched():
+            calls.follow()
+            with pytest.raises(ValueError, match="no"):
+                module()
     assert seen == [None, None]
     with pytest.raises(ValueError, match="no"):
         module()
@@ -73,10 +76,11 @@ def test_module_that_fails_has_no_output() -> None:
 
 def test_callbacks_do_not_run_in_other_threads() -> None:
     module, calls, seen = Layer(lambda x: x + 1), ModuleCalls(), []
-    calls.before[id(module)] = [lambda *_: seen.append("before")]
-    calls.after[id(module)] = [lambda *_: seen.append("after"), lambda *_: 7]
+    calls.before[module] = [lambda *_: seen.append("before")]
+    calls.after[module] = [lambda *_: seen.append("after"), lambda *_: 7]
     outputs: list[int] = []
     with calls.watched():
+        calls.follow()
         thread = threading.Thread(target=lambda: outputs.append(module(1)))
         thread.start()
         thread.join()
@@ -93,9 +97,9 @@ def test_modules_have_the_names_that_pytorch_gives_them() -> None:
     model.register_module("nothing", None)
     model.append(nn.Identity())
     expected = [(name, module) for name, module in model.named_modules()]
-    assert [(name, module) for module, name in module_names(model).items()] == expected
+    assert [(name, module) for module, name in parts_of(model).items()] == expected
     assert Owners(model).modules == [module for _, module in expected]
-    assert module_names(shared) == {shared: ""}
+    assert parts_of(shared) == {shared: ""}
 
 
 def below(owners: Owners, frames: int) -> Any:

@@ -163,9 +163,9 @@ def test_each_tensor_of_a_module_is_yielded_once() -> None:
 def test_member_that_was_exchanged_or_written_is_none_of_the_model() -> None:
     module, memory = Holding(), ExposedMemory()
     members = Members({module: ""}, memory)
-    assert not members.is_exchanged()
+    assert not members.swapped
     members.exchange(module.bias)
-    assert members.is_exchanged()
+    assert members.swapped
     assert members.is_exchanged(module.bias)
     assert not members.is_exchanged(module.weight)
     assert members.stored(module.bias) is None
@@ -176,7 +176,7 @@ def test_member_that_was_exchanged_or_written_is_none_of_the_model() -> None:
     assert members.stored(module.single) is None
     assert members.stored(module.scale) is not None
     members.clear()
-    assert not members.is_exchanged()
+    assert not members.swapped
     assert members.stored(module.bias) is not None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.core.capturing.finite import Sums, _operands, _refuse
+from visattn.core.capturing.finite import _are_finite, _operands, _refuse
 from visattn.core.capturing.intercept.calls import FusedCall, ProductCall, _broadcast_lead, own
 from visattn.core.capturing.intercept.written_out import Product
 from visattn.core.capturing.trace.product_axes import Permuted
@@ -35,7 +34,7 @@ def operands(queries: int = QUERIES) -> tuple[Tensor, Tensor, Tensor]:
 
 def plain_arrangement() -> Any:
     """Return an arrangement that leaves all axes as they are."""
-    same = SimpleNamespace(query_index=None, key_index=None)
+    same = SimpleNamespace(order=None, query_index=None, key_index=None)
     same.take, same.take_bias = (lambda tensor: tensor), (lambda bias, _lead: bias)
     return same
 
@@ -100,10 +99,10 @@ def test_heads_of_keys_are_repeated_only_if_asked() -> None:
 
 
 def test_lead_is_what_all_operands_broadcast_to() -> None:
-    assert _broadcast_lead(torch.zeros(2, 1, 5, 4), torch.zeros(1, 3, 7, 4)) == [2, 3]
-    assert _broadcast_lead(torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(3, 7, 4)) == [2, 3]
-    assert _broadcast_lead(torch.zeros(3, 5, 4)) == [3]
-    assert _broadcast_lead(torch.zeros(5, 4), torch.zeros(7, 4)) == []
+    assert _broadcast_lead(torch.zeros(2, 1, 5, 4), torch.zeros(1, 3, 7, 4)) == torch.Size([2, 3])
+    assert _broadcast_lead(torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4), torch.zeros(3, 7, 4)) == torch.Size([2, 3])
+    assert _broadcast_lead(torch.zeros(3, 5, 4)) == torch.Size([3])
+    assert _broadcast_lead(torch.zeros(5, 4), torch.zeros(7, 4)) == torch.Size([])
 
 
 def log_sums(call: FusedCall) -> Tensor:
@@ -311,30 +310,19 @@ def test_queries_and_keys_are_parts_of_the_operands_of_the_scores() -> None:
 # --- values that are not finite
 
 
-def totals(*parts: Tensor) -> list[float]:
-    sums = Sums()
-    sums.add(parts)
-    return [float(total) for total in sums._sums]
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ((torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])), [11.0]),
-        ((torch.tensor([1.0, 2.0]), torch.tensor([3.0])), [3.0, 3.0]),
-        ((torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 4.0]).double()), [3.0, 7.0]),
-        ((torch.tensor([1.0, 2.0]),), [3.0]),
-        ((torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])), [1.0, 2.0, 3.0]),
-    ],
-)
-def test_two_operands_of_one_size_have_one_sum(parts: Sequence[Tensor], expected: list[float]) -> None:
-    assert totals(*parts) == expected
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_all_tensors_are_finite_if_their_norm_is(dtype: torch.dtype) -> None:
+    tensors = [torch.ones(3, dtype=dtype), torch.arange(3), torch.zeros(0, dtype=dtype), torch.ones(2, 2).double()]
+    assert _are_finite([])
+    assert _are_finite(tensors)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        assert not _are_finite([*tensors, torch.tensor([1, bad], dtype=dtype)])
 
 
 def test_values_that_are_not_finite_are_counted() -> None:
     _refuse("{} values", torch.ones(3))
     _refuse("{} values", torch.arange(3))
-    _refuse("{} values", torch.full((2,), 3e38))  # finite, but their sum is not
+    _refuse("{} values", torch.full((2,), 3e38))  # finite, but their norm is not
     with pytest.raises(CaptureError, match=r"^3 values are NaN or infinite"):
         _refuse("{} values", torch.tensor([torch.nan, 1, torch.inf, -torch.inf]))
     with pytest.raises(CaptureError, match=r"^1 values"):

@@ -14,6 +14,8 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from visattn._support.parts import parts_of
+
 _FLAGS = "grad_checkpointing", "gradient_checkpointing"  # attributes of timm's modules and of those of transformers
 _lock = threading.Lock()
 _threads: list[int] = []  # those that run without, once per open block
@@ -26,7 +28,12 @@ def without_checkpoints(model: nn.Module) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    flags = [(module, name) for module in model.modules() for name in _FLAGS if vars(module).get(name) is True]
+    flags = [
+        (module, name)
+        for module in parts_of(model)
+        for name in _FLAGS
+        if name in module.__dict__ and module.__dict__[name] is True
+    ]
     with _lock:
         _threads.append(threading.get_ident())
         CheckpointFunction.apply = _applied

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from visattn._support.parts import fact_of_build, parts_of
 from visattn._support.sampled_weights import sampled_weights
 
 T = TypeVar("T")
@@ -20,10 +21,10 @@ _OF_MODULES = frozenset(vars(nn.Module()))  # attributes of every module, such a
 class _Memory(Generic[T]):
     """Results of questions about models; they are dropped when what they depend on has changed."""
 
-    def __init__(self, depends_on: Callable[[nn.Module], Iterator[object]]) -> None:
+    def __init__(self, state_of: Callable[[nn.Module], _Structure | _Weights]) -> None:
         """Begin with no results."""
-        self._depends_on = depends_on
-        self._known: WeakKeyDictionary[nn.Module, tuple[object, dict[Hashable, T]]] = WeakKeyDictionary()
+        self._state_of = state_of
+        self._known: WeakKeyDictionary[nn.Module, tuple[_Structure | _Weights, dict[Hashable, T]]] = WeakKeyDictionary()
 
     def of(self, model: nn.Module, about: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find` for a model and a question about it; it is called only if the result is not known.
@@ -43,12 +44,10 @@ class _Memory(Generic[T]):
         return self._results(model).get((about, _surroundings()))
 
     def _results(self, model: nn.Module) -> dict[Hashable, T]:
-        state = tuple(self._depends_on(model))
-        before, results = self._known.get(model, (None, {}))
-        if before != state:
-            results = {}
-            self._known[model] = state, results
-        return results
+        known = self._known.get(model)
+        if known is None or not known[0].holds():
+            known = self._known[model] = self._state_of(model), {}
+        return known[1]
 
 
 class OfStructure(_Memory[T]):
@@ -56,7 +55,7 @@ class OfStructure(_Memory[T]):
 
     def __init__(self) -> None:
         """Begin with no results."""
-        super().__init__(_structure)
+        super().__init__(_Structure)
 
 
 class OfWeights(_Memory[T]):
@@ -64,7 +63,7 @@ class OfWeights(_Memory[T]):
 
     def __init__(self) -> None:
         """Begin with no results."""
-        super().__init__(_weights)
+        super().__init__(_Weights)
 
 
 def _surroundings() -> Hashable:
@@ -72,40 +71,111 @@ def _surroundings() -> Hashable:
     return torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()
 
 
-def _weights(model: nn.Module) -> Iterator[object]:
-    """Yield what tells that the model was built otherwise, or that weights were replaced or written, also through `.data`."""
-    yield from _structure(model, but=(list, set, dict))  # a model may fill these in its forward pass
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        yield name, id(tensor), tensor.dtype, 0 if tensor.is_inference() else tensor._version
-    yield from chain.from_iterable(sampled_weights(model).values())
+class _Weights:
+    """What tells that a model was built otherwise, or that weights were replaced or written, also through `.data`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._structure = ref(model), _Structure(model, but=(list, set, dict))  # a model may fill these when it runs
+        self._values = self._of(model)
+
+    def holds(self) -> bool:
+        """Check whether nothing has changed."""
+        model = self._model()
+        return model is not None and self._structure.holds() and self._values == self._of(model)
+
+    @staticmethod
+    def _of(model: nn.Module) -> list[object]:
+        named = chain(model.named_parameters(), model.named_buffers())
+        tensors = [(name, id(tensor), tensor.dtype, 0 if tensor.is_inference() else tensor._version) for name, tensor in named]
+        return [*tensors, *sampled_weights(model).values()]
 
 
-def _structure(model: nn.Module, but: tuple[type, ...] = ()) -> Iterator[object]:
-    """Yield what decides how a forward pass runs: classes, functions, settings, hooks and shapes of all modules."""
-    for name, module in model.named_modules():
-        yield name
-        yield type(module)
-        yield _Same(getattr(type(module), "forward", None))
-        yield tuple(module._modules.keys())
-        for key, value in vars(module).items():
-            if key not in _OF_MODULES and not isinstance(value, but):
-                yield key
-                yield _setting(value)
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            yield tuple(map(_Same, hooks.values()))
-        for tensors in (module._parameters, module._buffers):
-            for tensor in tensors.values():
-                yield None if tensor is None else tensor.shape
+class _Structure:
+    """What decides how a forward pass of a model runs: classes, functions, settings, hooks and shapes of all modules."""
+
+    def __init__(self, model: nn.Module, but: tuple[type, ...] = ()) -> None:
+        """Note all of it; attributes of the classes `but` do not matter."""
+        self._model = ref(model)
+        self._modules = [_Settings(module, but) for module in parts_of(model)]
+        self._build = fact_of_build(model, _Structure, lambda _: object())  # another one if the model is built otherwise
+
+    def holds(self) -> bool:
+        """Check whether nothing has changed."""
+        model = self._model()
+        if model is None or fact_of_build(model, _Structure, lambda _: object()) is not self._build:
+            return False
+        return all(map(_Settings.hold, self._modules))
+
+
+class _Settings:
+    """Settings, hooks and shapes of one module. Most of them are compared by operators alone, since there are thousands in a model."""
+
+    def __init__(self, module: nn.Module, but: tuple[type, ...]) -> None:
+        """Note them."""
+        self._module, self._forward, self._but = ref(module), _same(getattr(type(module), "forward", None)), but
+        own = {key: value for key, value in vars(module).items() if key not in _OF_MODULES and not isinstance(value, but)}
+        self._plain = {key: value for key, value in own.items() if _is_plain(value)}
+        self._others = {key: _setting(value) for key, value in own.items() if key not in self._plain}
+        self._count, self._hooks = len(own), _hooks(module)
+        self._shapes = [
+            {name: None if tensor is None else tensor.shape for name, tensor in tensors.items()}
+            for tensors in (module._parameters, module._buffers)
+        ]
+
+    def hold(self) -> bool:
+        """Check whether the module still has them."""
+        module = self._module()
+        try:
+            if module is None or type(module).forward is not self._forward():
+                return False
+        except AttributeError:  # TorchScript runs it
+            return False
+        plain, others, count = self._plain, self._others, 0
+        attributes = module.__dict__
+        for key in attributes:
+            now = attributes[key]
+            if key in plain:
+                if now is not plain[key] and (type(now) is not type(plain[key]) or now != plain[key]):
+                    return False
+                count += 1
+            elif key in others:
+                if _setting(now) != others[key]:
+                    return False
+                count += 1
+            elif key not in _OF_MODULES and not isinstance(now, self._but):
+                return False
+        for tensors, shapes in zip((attributes["_parameters"], attributes["_buffers"]), self._shapes, strict=True):
+            if [*tensors] != [*shapes]:
+                return False
+            for name in tensors:
+                tensor = tensors[name]
+                if (None if tensor is None else tensor.shape) != shapes[name]:
+                    return False
+        has_hooks = module._forward_hooks or module._forward_pre_hooks or self._hooks
+        return count == self._count and (not has_hooks or _hooks(module) == self._hooks)
+
+
+def _hooks(module: nn.Module) -> list[_Same]:
+    return [_Same(hook) for hooks in (module._forward_pre_hooks, module._forward_hooks) for hook in hooks.values()]
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(type(part) in _PLAIN for part in value))
+
+
+def _same(value: Any) -> Callable[[], Any]:  # noqa: ANN401
+    """Return a function that returns a value as long as it lives."""
+    try:
+        return ref(value)
+    except TypeError:  # such as numbers, and types of data
+        return lambda: value
 
 
 class _Same:
     """One object as long as it lives: another that takes its place in memory is not equal."""
 
     def __init__(self, value: Any) -> None:  # noqa: ANN401
-        try:
-            self._value: Callable[[], Any] = ref(value)
-        except TypeError:  # such as numbers, and types of data
-            self._value = lambda: value
+        self._value = _same(value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._value() is other._value() is not None

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import nn
 
 from visattn._support.checkpointing import without_checkpoints
 from visattn._support.checks import first_line
+from visattn._support.parts import parameters_of, parts_of
 from visattn.errors import ModelError
 
 P = ParamSpec("P")
@@ -122,8 +123,21 @@ def seeded(seed: int) -> Iterator[None]:
     with same_randomness(), torch.random.fork_rng(devices):
         random.seed(number)
         np.random.seed(number % 2**32)  # noqa: NPY002
-        torch.manual_seed(number % 2**64)
+        _seed_torch(number % 2**64)
         yield
+
+
+def _seed_torch(number: int) -> None:
+    """Seed PyTorch; without an accelerator several times faster than `torch.manual_seed`, which formats a stack for each kind of them."""
+    if _has_accelerator():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 @contextmanager
@@ -140,22 +154,32 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
     Raises:
         ModelError: If the model cannot be put into evaluation mode, for example because it contains itself.
     """
-    modes = {module: module.training for module in model.modules()}
-    # those of inference mode are in no graph, and cannot be frozen outside of it
-    trained = [each for each in model.parameters() if each.requires_grad and not each.is_inference()] if frozen else []
+    modes = [(module, module.training) for module in parts_of(model)]
+    trained: list[nn.Parameter] = []
     try:
-        if any(modes.values()):
+        if True in [training for _, training in modes]:
             _evaluate(model)
-        for parameter in trained:
-            parameter.requires_grad_(False)
+        if frozen:
+            _freeze(model, trained)
         with without_checkpoints(model):
             yield
     finally:
         for parameter in trained:
-            parameter.requires_grad_(True)
-        for module, training in modes.items():
+            parameter.requires_grad = True
+        for module, training in modes:
             if module.training is not training:  # setting an attribute of a module is slow
                 module.training = training
+
+
+def _freeze(model: nn.Module, trained: list[nn.Parameter]) -> None:
+    """Disable gradients of all parameters, and add those that had them to `trained`."""
+    for parameter in parameters_of(model):
+        if parameter.requires_grad:
+            try:
+                parameter.requires_grad = False
+            except RuntimeError:  # those of inference mode are in no graph, and cannot be frozen outside of it
+                continue
+            trained += (parameter,)
 
 
 def _evaluate(model: nn.Module) -> None:

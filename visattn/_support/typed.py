@@ -17,6 +17,7 @@ from visattn.errors import OptionError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ALIKE = frozenset({type(None), bool, str})  # types whose values all fit, or none; a number may not be finite
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -52,12 +53,17 @@ def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     Raises:
         OptionError: If an argument has another type, of which the message states the expected one, or is a number that is not finite.
     """
-    hints = _hints(function)
-    for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
+    hints, fitting = _hints(function), _fitting(function)
+    for name in given:
+        value = given[name]
+        if name not in hints or type(value) in fitting[name]:
+            continue
+        if not _fits(value, hints[name]):
             raise OptionError(f"{name} must be {_words(hints[name])}, got {shown(value)}.")
-        if name in hints and not all(map(_finite, value if isinstance(value, tuple) else (value,))):
+        if not all(map(_finite, value if isinstance(value, tuple) else (value,))):
             raise OptionError(f"{name} must be finite, got {shown(value)}.")
+        if type(value) in _ALIKE and not _names_values(hints[name]):
+            fitting[name].add(type(value))
 
 
 @cache
@@ -70,6 +76,18 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(types.SimpleNamespace(__annotations__=hints), globalns=plain.__globals__)
     except NameError:  # an annotation uses a name imported for type checkers only
         return {}
+
+
+@cache
+def _fitting(function: Callable[..., Any]) -> dict[str, set[type]]:
+    """Return the types of which every value fits an argument, as far as they were met, by name of the argument."""
+    return {name: set() for name in _hints(function)}
+
+
+def _names_values(hint: Any) -> bool:  # noqa: ANN401
+    """Check whether a hint names values beside numbers, so that not every string fits."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else ()
+    return bool({int, float} & {*parts}) and any(typing.get_origin(part) is Literal for part in parts)
 
 
 @cache

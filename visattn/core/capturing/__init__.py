@@ -1,7 +1,6 @@
 """Recording (`record`) and editing (`interventions`) of attention in forward passes. The model is not modified, and hooks are removed."""
 
 from visattn.core.capturing.description import ModelDescription, Placement
-from visattn.core.capturing.intercept.running_module import module_names
 from visattn.core.capturing.recorder import record
 from visattn.core.capturing.trace.tape import forget
 
@@ -9,6 +8,5 @@ __all__ = [
     "ModelDescription",
     "Placement",
     "forget",
-    "module_names",
     "record",
 ]

@@ -6,17 +6,25 @@ computes the gate from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.faces import Later
+from visattn._support.parts import Parts, fact_of_build, parts_of
 from visattn._support.publish import Listener
 from visattn._support.types import Role
 from visattn.core.capturing.hooks import ModuleCalls
-from visattn.core.capturing.measured_gates import hang, may_gate
+
+if TYPE_CHECKING:
+    from visattn.core.capturing import measured_gates
+else:
+    measured_gates = Later("visattn.core.capturing.measured_gates")
+
+_LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip", "visattn")
 
 Heard = Mapping[str, Sequence[Tensor]]  # outputs of each submodule in one call of the module
 
@@ -83,20 +91,38 @@ GATES: dict[str, Gate] = {
 }
 
 
-def telling(parts: Iterable[nn.Module], modules: ModuleCalls, listener: Listener) -> None:
+def telling(model: nn.Module, modules: ModuleCalls, listener: Listener) -> None:
     """Register callbacks that pass gates to `listener`: of modules with an entry in `GATES`, and of the user's own modules."""
+    gates = fact_of_build(model, telling, _gates_of)
+    if not gates:
+        return
+    parts = [*parts_of(model)]
     heard_from: list[nn.Module] = []
 
     def listen(module: nn.Module, role: Role, gate: Tensor, features: Tensor | None = None) -> None:
         heard_from.append(module)
         listener(module, role, gate, features)
 
-    for module in parts:
-        gate = _gate_of(module)
+    for number, gate in gates.items():
         if gate is not None:
-            _hang(modules, module, gate, listen)
-        elif may_gate(module):
-            hang(modules, module, listen, heard_from)
+            _hang(modules, parts[number], gate, listen)
+        else:
+            measured_gates.hang(modules, parts[number], listen, heard_from)
+
+
+def _gates_of(parts: Parts) -> dict[int, Gate | None]:
+    """Return the modules that may gate, by number, with their `GATES` entries; None for those that are recognized by their results."""
+    gates = {number: _gate_of(module) for number, module in enumerate(parts)}
+    return {number: gate for number, module in enumerate(parts) if (gate := gates[number]) is not None or _may_gate(module)}
+
+
+def _may_gate(module: nn.Module) -> bool:
+    """Check whether a module is of a class of the user, has submodules, which a mere scaling has not, and none of visattn.nn."""
+    library = type(module).__module__.partition(".")[0]
+    has_submodules = next(module.children(), None) is not None
+    if library in _LIBRARIES or not has_submodules:
+        return False
+    return not any(type(part).__module__.startswith("visattn.nn.") for part in module.modules())
 
 
 def _gate_of(module: nn.Module) -> Gate | None:
@@ -145,7 +171,7 @@ def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listene
                 listener(module, gate.role, value, output)
         begin(_module, args)
 
-    modules.before.setdefault(id(module), []).append(begin)
+    modules.before.setdefault(module, []).append(begin)
     for name in gate.parts:
-        modules.after.setdefault(id(module.get_submodule(name)), []).append(hear(name))
-    modules.after.setdefault(id(module), []).append(end)
+        modules.after.setdefault(module.get_submodule(name), []).append(hear(name))
+    modules.after.setdefault(module, []).append(end)

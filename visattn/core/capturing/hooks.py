@@ -1,7 +1,7 @@
 """Callbacks around the calls of modules, while a capture runs.
 
-The hooks are PyTorch's global module hooks. Nothing is attached to a module, so a model that is copied or saved meanwhile stays
-clean.
+PyTorch's global hooks see every module, and slow every module down. So a global hook only waits for the beginning of a forward pass, and
+hooks are attached to those modules that have callbacks until it ends. A model that is copied or saved between forward passes is clean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from visattn.core.capturing.placing.modes_around import hidden
 
@@ -28,31 +30,67 @@ class ModuleCalls:
     """Callbacks for the module calls of one thread.
 
     Attributes:
-        before: Callbacks that run before a module's forward, by `id` of the module.
+        before: Callbacks that run before a module's forward.
         after: Callbacks that run after it. A result other than None replaces the module's output. For a call that failed the output
             is None.
+        outside: Callbacks that run before a module's forward while no forward pass of the whole model runs.
     """
 
     def __init__(self) -> None:
         """Start without callbacks, for the current thread."""
-        self.before: dict[int, list[Before]] = {}
-        self.after: dict[int, list[After]] = {}
+        self.before: dict[nn.Module, list[Before]] = {}
+        self.after: dict[nn.Module, list[After]] = {}
+        self.outside: dict[nn.Module, list[Before]] = {}
         self._thread = threading.get_ident()
+        self._befores: list[RemovableHandle] = []
+        self._afters: list[RemovableHandle] = []
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Run the callbacks of module calls inside the `with` block."""
         if "torch._dynamo" in sys.modules:  # compiled models run eagerly during a capture
             warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
-        handles = [
-            register_module_forward_pre_hook(self._begun),
-            register_module_forward_hook(self._ended, always_call=True),
-        ]
+        self.wait()
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            self._remove(self._befores, self._afters)
+
+    def wait(self, *, after_failure: bool = False) -> None:
+        """Wait for a module with a callback, wherever it is called: no forward pass is running, or only that of a part.
+
+        PyTorch is still reading the hooks of a model that has failed, so those that run after modules stay.
+        """
+        self._remove(self._befores, [] if after_failure else self._afters)
+        self._befores.append(register_module_forward_pre_hook(self._begun))
+
+    def follow_part(self) -> None:
+        """Also hear the ends of modules, wherever they are called: a part of the model has begun a forward pass."""
+        self.wait()
+        self._afters.append(register_module_forward_hook(self._ended, always_call=True))
+
+    def follow(self) -> None:
+        """Hear the modules that have callbacks until `wait`: the whole model has begun a forward pass."""
+        if any(isinstance(module, RecursiveScriptModule) for module in (*self.before, *self.after)):
+            self.follow_part()  # these take no hooks
+            return
+        self._remove(self._befores, self._afters)
+        for module in self.before:
+            self._befores.append(module.register_forward_pre_hook(_Hook(self._begun), prepend=True))
+        for module in self.after:
+            self._afters.append(module.register_forward_hook(_Hook(self._ended), prepend=True, always_call=True))
+
+    def clear(self) -> None:
+        """Drop all callbacks."""
+        self.before.clear()
+        self.after.clear()
+        self.outside.clear()
+
+    @staticmethod
+    def _remove(*lists: list[RemovableHandle]) -> None:
+        for handles in lists:
+            while handles:
+                handles.pop().remove()
 
     def elsewhere(self) -> bool:
         """Check whether this is another thread, or a backward pass that recomputes layers (checkpointing)."""
@@ -60,15 +98,15 @@ class ModuleCalls:
 
     def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Run the callbacks of a module that is about to run."""
-        callbacks = self.before.get(id(module))
-        if callbacks is not None and not self.elsewhere():
+        callbacks = (*self.outside.get(module, ()), *self.before.get(module, ()))
+        if callbacks and not self.elsewhere():
             with hidden():
                 for callback in callbacks:
                     callback(module, args)
 
     def _ended(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:  # noqa: ANN401
         """Run the callbacks of a module that has run; return the output that replaces its own, or None to leave it."""
-        callbacks = self.after.get(id(module))
+        callbacks = self.after.get(module)
         if callbacks is None or self.elsewhere():
             return None
         replaced = None
@@ -77,6 +115,23 @@ class ModuleCalls:
                 result = callback(module, args, output if replaced is None else replaced)
                 replaced = result if result is not None else replaced
         return replaced
+
+
+class _Hook:
+    """Hook on a module for the time of a forward pass. A copy of it, in a copy of the module, does nothing."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, *given: Any) -> Any:  # noqa: ANN401 - as a hook
+        return self._run(*given)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing, instead of a hook that was copied."""
 
 
 def keywords() -> dict[str, Any]:

@@ -16,19 +16,9 @@ from visattn._support.publish import Listener
 from visattn._support.types import Role
 from visattn.core.capturing.hooks import ModuleCalls
 
-_LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip", "visattn")
 _FEW = 16  # channels and positions on which other modules are ruled out
 _NEAR, _SAME = 64, 2  # units of rounding error within which outputs are proportional to inputs, and equal to inputs times gate
 _ENDS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, torch.sigmoid, nn.functional.hardsigmoid, torch.tanh)
-
-
-def may_gate(module: nn.Module) -> bool:
-    """Check whether a module is of a class of the user, has submodules, which a mere scaling has not, and none of visattn.nn."""
-    library = type(module).__module__.partition(".")[0]
-    has_submodules = next(module.children(), None) is not None
-    if library in _LIBRARIES or not has_submodules:
-        return False
-    return not any(type(part).__module__.startswith("visattn.nn.") for part in module.modules())
 
 
 def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequence[nn.Module]) -> None:
@@ -64,11 +54,11 @@ def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequ
                 listener(module, *gate, output)
         call.sizes, call.heard = set(), {}
 
-    modules.before.setdefault(id(module), []).append(begin)
+    modules.before.setdefault(module, []).append(begin)
     for part in module.modules():
         if part is not module:
-            modules.after.setdefault(id(part), []).append(hear)
-    modules.after.setdefault(id(module), []).append(end)
+            modules.after.setdefault(part, []).append(hear)
+    modules.after.setdefault(module, []).append(end)
 
 
 class _Call:

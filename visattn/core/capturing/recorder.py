@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
+from visattn._support.parts import Parts, fact_of_build, parts_of
 from visattn._support.publish import listening
 from visattn._support.types import Role
 from visattn.core.capturing.description import ModelDescription
-from visattn.core.capturing.finite import Sums
+from visattn.core.capturing.finite import check_finite
 from visattn.core.capturing.following.conclusions import Conclusions
 from visattn.core.capturing.following.tape_readouts import APART, VALUES
 from visattn.core.capturing.forward import Forward
@@ -51,13 +52,13 @@ def record(
     session.keeps_last = features == "last"
     modules = session.watch.modules
     for name, module in session.streams():
-        modules.before.setdefault(id(module), []).append(session.keep_stream(name))
+        modules.before.setdefault(module, []).append(session.keep_stream(name))
     for name, module in tokens.items():
-        modules.after.setdefault(id(module), []).append(session.keep_tokens(name))
+        modules.after.setdefault(module, []).append(session.keep_tokens(name))
     for name, module in activations.items():
-        modules.after.setdefault(id(module), []).append(session.keep_activation(name))
+        modules.after.setdefault(module, []).append(session.keep_activation(name))
     with ExitStack() as stack:
-        telling(session.watch.names, modules, session.keep_gate)
+        telling(model, modules, session.keep_gate)
         stack.enter_context(session.watch.watching())
         stack.enter_context(listening(session.keep_gate))
         yield session.recording
@@ -76,13 +77,20 @@ def _chosen(
     if features == "last":
         last_names = description.ends or tuple(token_modules)[-1:]
         return {name: token_modules[name] for name in last_names}, {}
-    patterns = [features] if isinstance(features, str) else list(features)
+    patterns = (features,) if isinstance(features, str) else tuple(features)
+    modules = [*parts_of(model)]
     matching = {
-        name: module for name, module in model.named_modules() if name and any(fnmatchcase(name, pattern) for pattern in patterns)
+        name: modules[number] for number, name in fact_of_build(model, ("features", patterns), partial(_matching, patterns))
     }
     if not matching:
         raise OptionError(f"no module's name matches {printable(', '.join(patterns))!r}. See model.named_modules().")
     return {}, matching
+
+
+def _matching(patterns: Sequence[str], parts: Parts) -> list[tuple[int, str]]:
+    """Return numbers and names of the modules whose names match one of the patterns."""
+    named = [(number, name) for number, name in enumerate(parts.values()) if name]
+    return [(number, name) for number, name in named if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 class _Session:
@@ -106,7 +114,7 @@ class _Session:
         self._model, self._description, self._layers = model, description, layers
         self._values, self._gradients = values, gradients
         self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid
-        self._sums = Sums()
+        self._sources: list[Tensor] = []  # what the recorded weights are computed from
         self._passed_by: dict[str, None] = {}  # layers that the glob excludes, in order
         self._wanted = False  # whether features were requested by name, or a gate was found
         self._names = self.watch.names
@@ -127,11 +135,11 @@ class _Session:
                 f"gradients were requested, but {layer or type(owner).__name__} runs where autograd records no graph: under no_grad, "
                 "in a torch.autograd.Function, or in a reentrant checkpoint. Avoid that, or capture without gradients."
             )
-        wanted = self._matches(layer)
+        wanted = self._layers == "*" or self._matches(layer)
         stream = self._stream.pop(self._description.adds_to(owner) or "", None) if self._values else None
         call.keep(wanted, values=self._values or self._gradients, graph=self._gradients)
         if wanted:
-            self._sums.add(call.sources())
+            self._sources += call.sources()
         self._calls.append((owner, call, attention, stream))
 
     def _ended(self, forward: Forward) -> None:
@@ -183,7 +191,7 @@ class _Session:
     def _record(self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
         """Add the record of an attention call, unless its layer is not wanted or it turns out to be a gate."""
         layer = attention.layer
-        matches = self._matches(layer)
+        matches = self._layers == "*" or self._matches(layer)
         located = forward.arrangement(call, attention, owner) if matches or attention.doubtful else None
         is_attention = located is not None or not attention.doubtful
         if not matches and is_attention:
@@ -202,7 +210,7 @@ class _Session:
                 queries=arrangement.queries,
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
-                output_weight=self._output_weight(forward, owner, call, attention, arrangement),
+                output_weight=self._output_weight(forward, owner, call, attention, arrangement) if self._values else None,
                 residual=self._residual(forward, stream, arrangement.queries),
                 follows=follows,
                 reason=arrangement.why,
@@ -215,9 +223,7 @@ class _Session:
     ) -> Tensor | None:
         """Return the weight of the linear layer behind the heads of a call; None if the description and the tape have none."""
         described = self._description.output_weight(owner)
-        if described is not None or not self._values:
-            return described
-        return forward.output_weight(call, attention, arrangement)
+        return forward.output_weight(call, attention, arrangement) if described is None else described
 
     def _count_calls(self, forward: Forward) -> None:
         """Number the calls of modules that were called several times in this forward pass."""
@@ -387,7 +393,7 @@ class _Session:
             )
         if is_empty:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
-        self._sums.check(self.recording)
+        check_finite(self.recording, self._sources)
 
 
 class _Stream(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn._support.parts import Parts, fact_of_build, parameters_of
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.following.conclusions import Conclusions, Located, concluded
 from visattn.core.capturing.following.received import batch_of, packed_size
@@ -86,17 +87,19 @@ class Watch:
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self._inputs = Inputs()
         self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
-        self._parts = frozenset(id(part) for part, name in self.names.items() if name and name.count(".") < 2)
         self._slots: set[int] = set()  # slots whose tokens were requested
-        self._scripted = {id(part) for part in self._mode.owners.modules if isinstance(part, torch.jit.ScriptModule)}
+        parts = self._mode.owners.modules
+        self._parts = frozenset([parts[number] for number in fact_of_build(model, _upper, _upper)])
+        self._scripted = frozenset([parts[number] for number in fact_of_build(model, _scripted, _scripted)])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Observe the forward passes inside the `with` block, then remove every hook."""
-        before, after = self.modules.before, self.modules.after
-        for number in {id(self._model), *self._parts, *self._scripted}:
-            before.setdefault(number, []).insert(0, self._begun)
-        after.setdefault(id(self._model), []).append(self._left)
+        before, after, outside = self.modules.before, self.modules.after, self.modules.outside
+        for module in (self._model, *self._scripted):
+            before.setdefault(module, []).insert(0, self._begun)
+        outside.update((part, [self._begun]) for part in self._parts if part not in self._scripted)
+        after.setdefault(self._model, []).append(self._left)
         with ExitStack() as stack:
             stack.callback(self._clear)
             stack.enter_context(uncompiled())
@@ -115,8 +118,7 @@ class Watch:
     def _clear(self) -> None:
         """Break all reference cycles, so that nothing waits for the garbage collector."""
         self._mode.tracer = self._mode.twin = None
-        self.modules.before.clear()
-        self.modules.after.clear()
+        self.modules.clear()
         for name in ("_mode", "_finish", "_drop"):
             self.__dict__.pop(name)
 
@@ -144,6 +146,7 @@ class Watch:
             return placed(self._description.place, call, attention, owner, self._inputs)
         tracer = self._mode.tracer
         assert tracer is not None  # noqa: S101 - a forward pass is running
+        tracer.settle()
         if tracer.known:  # the same as that tape so far, and locations do not depend on later operations
             return concluded(tracer.tape, self._slots).calls[attention]
         if self._partial is None:
@@ -165,7 +168,7 @@ class Watch:
 
         A part that is called with tensors of the running forward pass continues that one.
         """
-        is_scripted = id(module) in self._scripted and self._mode.tracer is not None
+        is_scripted = module in self._scripted and self._mode.tracer is not None
         if is_scripted and any(word in str(module.inlined_graph) for word in _COMPOSED):
             self._mode.hidden[self._name(module)] = "is compiled by TorchScript"
         if module is self._model:
@@ -173,10 +176,11 @@ class Watch:
             if self._depth == 1:
                 self._end(None)
                 self._part = None
+                self.modules.follow()
                 self._start(args, keywords())
             return
         is_other_part = self._part is not None and self._part is not module
-        if self._depth or id(module) not in self._parts or is_other_part:
+        if self._depth or module not in self._parts or is_other_part:
             return
         first = next((x for x in args if isinstance(x, Tensor)), None)
         tracer = self._mode.tracer
@@ -189,6 +193,7 @@ class Watch:
                 return
         self._end(None)
         self._part = module
+        self.modules.follow_part()
         self._start(args, keywords())
 
     def _name(self, module: nn.Module) -> str:
@@ -242,8 +247,8 @@ class Watch:
         # a model without attention: each feature starts its own graph
         if candidates and not self._attends(candidates[0]):
             return pixels
-        require_gradients = [parameter.requires_grad for parameter in self._model.parameters()]
-        all_are_trained = bool(require_gradients) and all(require_gradients)
+        require_gradients = [parameter.requires_grad for parameter in parameters_of(self._model)]
+        all_are_trained = bool(require_gradients) and False not in require_gradients
         if all_are_trained or pixels.requires_grad:
             return pixels
         return pixels.detach().requires_grad_()
@@ -260,6 +265,7 @@ class Watch:
         """End a forward pass of the whole model; `output` is None if it failed."""
         self._depth -= 1
         if not self._depth:
+            self.modules.wait(after_failure=output is None)
             self._end(output)
 
     def _end(self, output: Any) -> None:  # noqa: ANN401
@@ -286,6 +292,16 @@ class Watch:
                 TAPES.keep(self._model, tape)
             self._finish(Forward(self.forward, self._inputs, tape, place, self._slots, tracer.used, tracer.kept))
             tracer.release()
+
+
+def _upper(parts: Parts) -> list[int]:
+    """Return the numbers of the parts of a model that may be called alone, as `model.encoder` is."""
+    return [number for number, name in enumerate(parts.values()) if name and name.count(".") < 2]
+
+
+def _scripted(parts: Parts) -> list[int]:
+    """Return the numbers of the parts that TorchScript runs."""
+    return [number for number, part in enumerate(parts) if isinstance(part, torch.jit.ScriptModule)]
 
 
 def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlparse
@@ -84,7 +84,12 @@ def _cached_by_timm(told: Mapping[str, Any]) -> Iterator[Path]:
 
 def _cached(url: str) -> Path:
     """Return where torch.hub keeps the file of an address."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+    return _in_hub(torch.hub.get_dir(), url)
+
+
+@lru_cache(64)
+def _in_hub(folder: str, url: str) -> Path:
+    return Path(folder) / "checkpoints" / Path(urlparse(url).path).name
 
 
 @in_own_modes

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from visattn._support.faces import Later
 from visattn._support.language import worded
 from visattn._support.memory import OfStructure
-from visattn.core.capturing import ModelDescription, module_names
+from visattn._support.parts import Parts, fact_of_build, parts_of
+from visattn.core.capturing import ModelDescription
 from visattn.core.families.published import of_timm
 from visattn.core.families.spec import InputSpec, per_channel, sources
 from visattn.core.families.weight_facts import CHANGED, facts_of, state, why_unknown
@@ -28,7 +29,7 @@ _stems: OfStructure[bool | None] = OfStructure()
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe a timm model for `capture`; the positions of its tokens are traced from the pixels."""
-    named = dict(model.named_children())
+    named = {name: part for name, part in model._modules.items() if part is not None}
     parts = next((named[name] for name in ("blocks", "stages", "layers", "levels") if name in named), None)
     tokens: dict[str, nn.Module] = {}
     if isinstance(parts, (nn.Sequential, nn.ModuleList)):
@@ -36,8 +37,9 @@ def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
         tokens = {f"{where}.{i}": part for i, part in enumerate(parts)}
     if isinstance(named.get("norm"), nn.Module) and not isinstance(named["norm"], nn.Identity):
         tokens["norm"] = named["norm"]
-    parts_by_name: dict[Any, str] = module_names(model)
-    blocks = {part.attn: (name, part) for part, name in parts_by_name.items() if _adds_attention(part)}
+    modules = [*parts_of(model)]
+    adding: list[tuple[str, Any]] = [(name, modules[number]) for number, name in fact_of_build(model, _adding, _adding)]
+    blocks = {block.attn: (name, block) for name, block in adding}
 
     def output_weight(owner: nn.Module) -> Tensor | None:
         weight = _projection(owner, owner in blocks)
@@ -67,12 +69,12 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     """
     config = timm.data.resolve_model_data_config(model)
     stem: Any = getattr(model, "patch_embed", None)
-    fixed = getattr(stem, "img_size", None)
+    fixed = _fixed_size(model)
     stride: Any = tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1)
     pretrained: Any = getattr(model, "pretrained_cfg", None) or {}
     convolutional = stem is None and pretrained.get("fixed_input_size") is False
     dynamic = bool(getattr(model, "dynamic_img_size", False)) or convolutional
-    size = tuple(fixed) if fixed is not None else tuple(config["input_size"][1:])
+    size = fixed or tuple(config["input_size"][1:])
     if asked is not None and dynamic:
         size = tuple(max(1, round(side / step)) * step for side, step in zip(asked, stride, strict=True))
     elif asked is not None and size != asked:
@@ -88,9 +90,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     else:
         published, why = of_timm(model, pretrained).body, why_unknown(facts)
     own = pretrained if published else {}
-    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    if channels not in (1, 3) and _rearranges(model, size):
-        channels = 3
+    channels = _channels(model, size)
     return InputSpec(
         size=size,
         dynamic=dynamic,
@@ -109,6 +109,18 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
 def remember(model: nn.Module) -> nn.Module:
     """State that a model has its published weights, so that the preprocessing and the classes that timm has published are its own."""
     return state(model, input={"family": "timm"}, classes=_published_classes(model))
+
+
+def _fixed_size(model: nn.Module) -> tuple[int, int] | None:
+    """Return the only size that a model takes; None if it takes others."""
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return None if size is None else tuple(size)
+
+
+def _channels(model: nn.Module, size: tuple[int, int]) -> int:
+    """Return the number of channels of a model's input."""
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    return 3 if channels not in (1, 3) and _rearranges(model, size) else channels
 
 
 def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
@@ -137,10 +149,10 @@ _PRE_NORM = frozenset(
 )
 
 
-def _adds_attention(block: nn.Module) -> bool:
-    """Check whether this is a block `x + scale * attn(norm1(x))` of a class whose source we have verified."""
-    kind = type(block)
-    return (kind.__module__, kind.__name__) in _PRE_NORM
+def _adding(parts: Parts) -> list[tuple[int, str]]:
+    """Return numbers and names of the blocks `x + scale * attn(norm1(x))` that are of a class whose source we have verified."""
+    kinds = [(type(part).__module__, type(part).__name__) for part in parts]
+    return [(number, name) for number, (kind, name) in enumerate(zip(kinds, parts.values(), strict=True)) if kind in _PRE_NORM]
 
 
 def _layer_scale(block: Any) -> Tensor | None:  # noqa: ANN401
@@ -199,5 +211,5 @@ def cam_layer(model: Any) -> str | None:  # noqa: ANN401
     blocks = getattr(model, "blocks", None)
     if isinstance(blocks, (nn.Sequential, nn.ModuleList)) and hasattr(blocks[-1], "norm1"):
         return f"blocks.{len(blocks) - 1}.norm1"
-    spec = input_spec(model)
-    return feature_maps.last_feature_map(model, spec.channels, spec.size)
+    size = _fixed_size(model) or tuple(timm.data.resolve_model_data_config(model)["input_size"][1:])
+    return feature_maps.last_feature_map(model, _channels(model, size), size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any, Literal
 
@@ -58,13 +59,18 @@ class Method:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the method's own parameters."""
-        return tuple(name for name in list(signature(self.function).parameters)[1:] if name not in _RUN_AGAIN)
+        return tuple(name for name in [*_parameters(self.function)][1:] if name not in _RUN_AGAIN)
 
     @property
     def required(self) -> tuple[str, ...]:
         """Names of the method's own parameters that have no default."""
-        own = signature(self.function).parameters
+        own = _parameters(self.function)
         return tuple(name for name in self.parameters if own[name].default is Parameter.empty)
+
+
+@cache
+def _parameters(function: Callable[..., AttentionMap]) -> Mapping[str, Parameter]:
+    return signature(function).parameters
 
 
 def needs(*names: Need) -> frozenset[Need]:

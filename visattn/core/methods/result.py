@@ -63,7 +63,7 @@ def to_map(
     provenance = replace(provenance, sinks=facts.sinks)
     if package:
         provenance = replace(provenance, versions=provenance.versions | {package: metadata.version(package)})
-    return AttentionMap(values, ("batch", *axes), layout, labels or {}, meaning, provenance, signed, facts)
+    return AttentionMap(values.cpu(), ("batch", *axes), layout, labels or {}, meaning, provenance, signed, facts)
 
 
 def _center(patch: str, layout: TokenLayout) -> tuple[float, float]:

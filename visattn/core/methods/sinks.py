@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tupl
         tokens in small models.
     """
     records = chain(recording)
-    return sinks_of_scores(torch.stack([_likely_scores(record, threshold) for record in records], dim=1), records, threshold)
+    return sinks_of_scores(_likely_scores(records, threshold), records, threshold)
 
 
 def sinks_of_scores(
@@ -67,9 +68,9 @@ def sinks_of_scores(
 ) -> tuple[tuple[Sink, ...], ...]:
     """Find sinks from `(B, layers, K)` scores of these records, as `attention_received` computes them; see `find_sinks`."""
     layout = records[0].keys
-    best, where = scores.max(dim=1)  # (B, K)
+    best, where = scores.cpu().max(dim=1)  # (B, K)
     found = []
-    for image, layers in zip(best.cpu(), where.cpu(), strict=True):
+    for image, layers in zip(best, where, strict=True):
         tokens = [int(token) for token in (image > threshold).nonzero().flatten() if token >= len(layout.prefix)]
         tokens.sort(key=lambda token: -float(image[token]))
         cells = [(layout.cell(token), token) for token in tokens]
@@ -112,16 +113,27 @@ def _score(record: AttentionRecord) -> Tensor:
     return (uniform @ record.operator).mean(1)[:, 0] * keys
 
 
-def _likely_scores(record: AttentionRecord, threshold: float) -> Tensor:
-    """Return the scores `(B, K)` of the patches that may exceed the threshold in this layer, and 0 for all other tokens."""
+def _likely_scores(records: Sequence[AttentionRecord], threshold: float) -> Tensor:
+    """Return the scores `(B, layers, K)` of the patches that may exceed the threshold, and 0 for all other tokens, on the CPU."""
+    sampled = torch.stack([_sampled_score(record) for record in records], dim=1)
+    sampled[..., : len(records[0].keys.prefix)] = 0  # not counted
+    scores, likely = torch.zeros(sampled.shape), (sampled > threshold / _LIKELY).any(0).cpu()  # the only values that are read
+    if bool(likely.any()):
+        for number, record in enumerate(records):
+            tokens = likely[number].nonzero().flatten()
+            if len(tokens):
+                scores[:, number, tokens] = (record.operator.columns(tokens).mean((1, 2)) * record.operator.shape[3]).cpu()
+    return scores
+
+
+def _sampled_score(record: AttentionRecord) -> Tensor:
+    """Return the score `(B, K)` of each token, from a sample of the queries if they are many."""
     queries, keys = record.operator.shape[2:]
     if queries <= _SAMPLE:
         return _score(record)
-    sample = torch.randperm(queries, generator=torch.Generator().manual_seed(0))[:_SAMPLE]
-    received = record.operator.rows(sample).mean((1, 2)) * keys
-    received[:, : len(record.keys.prefix)] = 0  # not counted
-    likely = (received > threshold / _LIKELY).any(0).nonzero().flatten()
-    scores = torch.zeros_like(received)
-    if len(likely):
-        scores[:, likely] = record.operator.columns(likely).mean((1, 2)) * keys
-    return scores
+    return record.operator.rows(_sample(queries)).mean((1, 2)) * keys
+
+
+@cache
+def _sample(queries: int) -> Tensor:
+    return torch.randperm(queries, generator=torch.Generator().manual_seed(0))[:_SAMPLE]

@@ -53,19 +53,21 @@ class SoftmaxOperator(Operator):
             OptionError: If `dtype` is neither float32 nor float64.
         """
         (*lead, queries, dim), (*others, keys, key_dim) = query.shape, key.shape
-        if dim != key_dim or lead != others or len(lead) not in (2, 3):
+        dims = len(lead)
+        if dim != key_dim or lead != others or dims not in (2, 3):
             raise ShapeError(
                 f"query and key must be (B, heads, q, d) and (B, heads, k, d), got {tuple(query.shape)} and {tuple(key.shape)}."
             )
-        if len(lead) == 3 and query_index is None:
+        if dims == 3 and query_index is None:
             raise ShapeError("blocks (5 axes) need query_index and key_index, the token index of each row and column. Pass both.")
         if bias is not None:
             bias = bias.reshape(*(1,) * (query.ndim - bias.ndim), *bias.shape)
             if any(have not in (1, want) for have, want in zip(bias.shape, (*lead, queries, keys), strict=True)):
                 raise ShapeError(f"bias must broadcast to {(*lead, queries, keys)}, got {tuple(bias.shape)}.")
-        if len(lead) == 2:
+        if dims == 2:
             lead, query, key = [*lead, 1], query.unsqueeze(2), key.unsqueeze(2)
-            bias, lse = (tensor if tensor is None else tensor.unsqueeze(2) for tensor in (bias, lse))
+            bias = None if bias is None else bias.unsqueeze(2)
+            lse = None if lse is None else lse.unsqueeze(2)
         self.query, self.key, self.bias, self.lse, self.dtype = query, key, bias, lse, computing(dtype)
         self.scale = dim**-0.5 if scale is None else scale
         self.query_index, self.key_index = query_index, key_index

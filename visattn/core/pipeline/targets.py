@@ -126,22 +126,23 @@ class Target:
         classes = output.shape[1]
         if self.labels is not None and len(self.labels) < classes:
             raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name per line.")
-        meaning = Meaning.of(output, self.task, self.labels)
-        top = output.argmax(1)
+        seen = output.detach().cpu()  # the only values that are read
+        meaning = Meaning.of(seen, self.task, self.labels)
+        top = seen.argmax(1)
         chosen = top if self.of is None else top.new_tensor(self._indices(self.of, len(top), classes))
         versus = None if self.versus is None else self._index(self.versus, classes)
         before, change = meaning.score(self.target_space)
 
         def score(output: Any) -> Tensor:  # noqa: ANN401
             values = change(_logits(output))
-            picked: Tensor = values.gather(1, chosen.expand(len(values))[:, None])[:, 0]
+            picked: Tensor = values.gather(1, chosen.to(values.device).expand(len(values))[:, None])[:, 0]
             return picked if versus is None else picked - values[:, versus]
 
-        chosen_scores, shares = score(output.detach()), meaning.probabilities(output)
+        chosen_scores, shares = score(seen), meaning.probabilities(seen)
         texts, scores = [], []
         for image, index in enumerate(chosen.tolist()):
             named = f"{before}{meaning.named(index)}" + ("" if versus is None else f" versus {meaning.named(versus)}")
-            texts.append(meaning.told(output[image].detach(), index, float(chosen_scores[image]), named, plain=versus is None))
+            texts.append(meaning.told(seen[image], index, float(chosen_scores[image]), named, plain=versus is None))
             best = int(top[image])
             of_probability = (
                 {}

@@ -42,7 +42,7 @@ class AttentionRecord:
         value: `(B, heads, k, d)` value vectors in the order of the operator's columns, with an axis of blocks after the heads if the
             operator has a `key_index`; None if they were not kept. `Recording.values` brings them into the order of `keys`.
         output_weight: `(D, heads * d)` weight of the output projection, including the block's layer scale. None if the projection
-            does not follow directly.
+            does not follow directly or values were not kept.
         residual: `(B, Q, D)` input of the residual connection around the attention, in the order of `queries`. None if it is not
             known or values were not kept.
         follows: Layer and call of the last attention whose result reached this one; ("", 0) for none, None if not traced.
@@ -77,7 +77,7 @@ class AttentionRecord:
         Raises:
             LayoutError: If the numbers differ, which would shift the map.
         """
-        expected = len(self.queries), len(self.keys)
+        expected = self.queries.tokens, self.keys.tokens
         if self.operator.shape[2:] != expected:
             raise LayoutError(
                 f"{self.layer}: the layout has {expected[0]} queries and {expected[1]} keys, but the model used "

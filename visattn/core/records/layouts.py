@@ -50,9 +50,14 @@ class TokenLayout:
         dropped = set(self.holes)
         return tuple(cell for cell in range(self.cells + len(self.holes)) if cell not in dropped)
 
+    @cached_property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.prefix) + self.cells
+
     def __len__(self) -> int:
         """Return the number of tokens."""
-        return len(self.prefix) + self.cells
+        return self.tokens
 
     def on_grid(self, values: Tensor) -> Tensor:
         """Reshape values of the grid tokens from `(..., cells)` to `(..., *grid)`; holes become NaN."""

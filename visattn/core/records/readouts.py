@@ -67,10 +67,11 @@ class Readout:
 
     def measured(self, *gradients: Tensor) -> Readout:
         """Return the readout of scores with these gradients at the tokens, each `(B, N, D)`."""
-        if self.query and not any(bool(gradient.any()) for gradient in gradients):
-            return self  # a head of zeros, as before training
         norms = torch.stack([torch.linalg.vector_norm(gradient.double(), dim=-1) for gradient in gradients])
-        return replace(self, shares=shares_of(torch.linalg.vector_norm(norms, dim=0))).named()
+        norm = torch.linalg.vector_norm(norms, dim=0).cpu()  # the only values that are read
+        if self.query and not bool(norm.any()):
+            return self  # a head of zeros, as before training
+        return replace(self, shares=shares_of(norm)).named()
 
 
 def probes_of(images: int, size: int) -> list[Tensor]:

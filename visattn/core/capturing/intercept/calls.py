@@ -50,7 +50,7 @@ class Call(ABC):
     _layout = torch.contiguous_format
     _kept = False
 
-    def __init__(self, value: Tensor, lead: Sequence[int], rows: int) -> None:
+    def __init__(self, value: Tensor, lead: torch.Size, rows: int) -> None:
         """Store the values and the sizes."""
         self.value, self.lead, self.rows, self.columns = value, lead, rows, value.shape[-2]
 
@@ -77,10 +77,10 @@ class Call(ABC):
             graph: Whether to keep the tensors of the autograd graph that gradients are computed from.
         """
         copied_names = (*self._operands, "value") if values else self._operands
+        attributes = self.__dict__
         for name in copied_names:
-            operand = getattr(self, name)
-            is_copied = wanted and operand is not None
-            setattr(self, name, own(operand, self._layout) if is_copied else None)
+            operand = attributes[name]
+            attributes[name] = own(operand, self._layout) if wanted and operand is not None else None
         self._kept = True
         if not (wanted and values):
             del self.value
@@ -115,10 +115,15 @@ class Call(ABC):
         """Return a copy of a tensor if it may still be a view of the model's memory, otherwise the tensor itself."""
         return tensor if self._kept else own(tensor)
 
+    def _taken(self, operand: Tensor, arrangement: Arrangement) -> Tensor:
+        """Return an operand in the order of `arrangement`."""
+        if arrangement.order is None and self._kept and operand.shape[:-2] == self.lead:
+            return operand
+        return self._own(arrangement.take(self._expanded(operand)))
+
     def _expanded(self, operand: Tensor) -> Tensor:
         """Return an operand `(..., tokens, channels)` with all axes of images and heads, as `(*lead, tokens, channels)`."""
-        *lead, tokens, channels = operand.shape
-        return operand if lead == self.lead else operand.expand(*self.lead, tokens, channels)
+        return operand if operand.shape[:-2] == self.lead else operand.expand(*self.lead, *operand.shape[-2:])
 
 
 class FusedCall(Call):
@@ -169,7 +174,7 @@ class FusedCall(Call):
 
     def operator(self, arrangement: Arrangement, _: Vectors | None = None) -> SoftmaxOperator:
         """Return the weights as an operator that computes them from query and key, in the order of `arrangement`."""
-        query, key = (self._own(arrangement.take(self._expanded(operand))) for operand in (self.query, self.key))
+        query, key = self._taken(self.query, arrangement), self._taken(self.key, arrangement)
         lse = None if self.lse is None else self._own(arrangement.take(self.lse[..., None]))[..., 0]
         bias = self._bias()
         if bias is not None:
@@ -328,8 +333,10 @@ class SampledCall(ProductCall):
         """Return None: a weight on the grid may combine several samples."""
 
 
-def _broadcast_lead(*operands: Tensor) -> list[int]:
+def _broadcast_lead(first: Tensor, *others: Tensor) -> torch.Size:
     """Return the sizes of the axes of images and heads that all operands `(..., tokens, channels)` broadcast to."""
-    first, *others = (operand.shape[:-2] for operand in operands)
-    are_equal = all(other == first for other in others)
-    return list(first if are_equal else torch.broadcast_shapes(first, *others))  # type: ignore[no-untyped-call]
+    lead = first.shape[:-2]
+    for other in others:
+        if other.shape[:-2] != lead:
+            return torch.broadcast_shapes(lead, *(tensor.shape[:-2] for tensor in others))  # type: ignore[no-untyped-call,no-any-return]
+    return lead

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _len_torch_dispatch_stack
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
 
 from visattn._support.faces import Later
 from visattn.core.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
 from visattn.core.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
-from visattn.core.capturing.intercept.keywords import in_order, restored
 from visattn.core.capturing.intercept.running_module import Owners
 from visattn.core.capturing.intercept.written_out import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
-from visattn.core.capturing.placing.modes_around import apart, are_around, function_modes, strange
+from visattn.core.capturing.placing.modes_around import apart, aside, function_modes, strange
 from visattn.core.capturing.placing.steps import is_plain
+from visattn.core.capturing.trace.keywords import in_order, restored
 from visattn.core.capturing.trace.noting import plainly
 from visattn.core.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, operation_of, overwrites
 from visattn.core.capturing.trace.tape import Attention, Entry, Operand
@@ -40,6 +41,7 @@ else:
 
 _LONG = 512  # number of queries above which reading the kernel's log-sum-exp is cheaper than computing a softmax
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
+_PLAIN_TYPES = frozenset({(), (Tensor,), (nn.Parameter,), (Tensor, nn.Parameter), (nn.Parameter, Tensor)})
 _CHANGED = "runs in a mode, or on a class of tensors, that changes it"
 _NESTED = "runs on nested tensors"
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -104,71 +106,99 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run a function of PyTorch that was called inside the `with` block; PyTorch calls this method instead of the function."""
-        tracer, kwargs = self.tracer, restored(func, kwargs)
-        if (
-            kwargs
-            and len(kwargs) > 1
-            and type(func) is not FunctionType
-            and any(map(isinstance, kwargs.values(), repeat(Tensor)))
-        ):
-            kwargs = in_order(func, kwargs)  # PyTorch's Python functions have put them in order
+        """Run a function of PyTorch that was called inside the `with` block; PyTorch calls this method instead of the function.
+
+        The fast case comes first: the call is the next one on the tape of an earlier forward pass, and all that takes part is plain.
+        """
+        tracer = self.tracer
         if tracer is None:  # no forward pass of the model is running
-            return func(*args, **kwargs) if kwargs else func(*args)
-        if not are_around():  # dispatch modes
-            odd = self._is_above_strange_modes or (bool(types) and strange(types))
-            return self._run_intercepted(tracer, func, args, kwargs, odd=odd)
-        with apart() as dispatch_modes:
-            odd = self._is_above_strange_modes or strange([*types, *map(type, dispatch_modes)])
-            return self._run_intercepted(tracer, func, args, kwargs, odd=odd)
+            return func(*args, **restored(func, kwargs) or {})
+        entry = tracer.comparison.upcoming if tracer.known else None
+        are_modes_around = _len_torch_dispatch_stack() or aside.modes[-1] or self._is_above_strange_modes
+        if entry is None or are_modes_around or types not in _PLAIN_TYPES:
+            return self._run_intercepted(tracer, func, types, args, kwargs)
+        if not tracer.comparison.is_simple_call(entry, func, args, kwargs):
+            return self._run_intercepted(tracer, func, types, args, kwargs)
+        if entry.attention is not None or entry.shapes is None or entry.kept or entry.scoring:
+            return self._run_known(tracer, entry, func, args, kwargs or {}, odd=False)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if not tracer.comparison.takes(entry, args, kwargs or {}, out):
+            tracer.confirm(entry, args, kwargs or {}, out)
+        return out
 
     def _run_intercepted(
         self,
         tracer: Tracer,
         func: Callable[..., Any],
+        types: Sequence[type],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        *,
-        odd: bool,
     ) -> Any:  # noqa: ANN401
+        """Run one call of the forward pass, with the open dispatch modes out of the way, and with keywords in declared order."""
+        if func in ASK and self.twin is None:
+            return self._ask(tracer, func, args, kwargs or {})
+        kwargs = restored(func, kwargs) or {}
+        if len(kwargs) > 1 and type(func) is not FunctionType and any(map(isinstance, kwargs.values(), repeat(Tensor))):
+            kwargs = in_order(func, kwargs)  # PyTorch's Python functions have put them in order
+        if self.twin is not None:
+            image, substitute = self.twin
+            args, kwargs = _exchanged(args, image, substitute), _exchanged(kwargs, image, substitute)
+        if not _len_torch_dispatch_stack():
+            odd = self._is_above_strange_modes or strange(types)
+            return self._run(tracer, func, args, kwargs, odd=odd)
+        with apart() as dispatch_modes:
+            odd = self._is_above_strange_modes or strange([*types, *map(type, dispatch_modes)])
+            return self._run(tracer, func, args, kwargs, odd=odd)
+
+    def _run(self, tracer: Tracer, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, odd: bool) -> Any:  # noqa: ANN401
         """Run one call of the forward pass, note it on the tape (list of calls), and return its result.
 
-        The fast case comes first: the call is the next one on the tape of an earlier forward pass, and no attention. `odd` tells
-        whether a mode or a class of tensors takes part that is not PyTorch's, so that the call may do anything.
+        `odd` tells whether a mode or a class of tensors takes part that is not PyTorch's, so that the call may do anything.
         """
         if odd and func not in ASK:
             tracer.distrust()
-        if self.twin is not None:
-            image, substitute = self.twin
-            args, kwargs = _exchanged(args, image, substitute), _exchanged(kwargs or {}, image, substitute)
-        entry = None  # of the known tape, if the call is the one that comes next there
-        kwargs = kwargs or {}
         if tracer.known:
-            entry = tracer.quickly(func, args, kwargs)
-            if entry is None and func not in ASK:
-                entry = tracer.expected(func, args, kwargs)
+            entry = tracer.expected(func, args, kwargs) if func not in ASK else None
             if entry is None and overwrites(func, args, kwargs):
                 entry = tracer.elsewhere(func, args, kwargs)  # once it has run, its operands are others
-            if entry is not None and entry.attention is None:
-                run = tracer.run if entry.contents else plainly  # contents of index tensors may differ from those on the tape
-                out = run(func, args, kwargs)
-                tracer.confirm(entry, args, kwargs, out)
-                if entry.kept or (entry.scoring and self._vectors):
-                    self.held.hold(tracer.at - 1, args, kwargs)
-                return out
+            if entry is not None:
+                return self._run_known(tracer, entry, func, args, kwargs, odd=odd)
         if func in ASK:
-            if func in LENGTHS:
-                tracer.read_length(args[0] if args else None)
-            return plainly(func, args, kwargs)
+            return self._ask(tracer, func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return plainly(self._in_parts, args, kwargs)
-        fused = func in _FUSED or func is flex_attention
-        may_attend = fused or operation_of(func).name in _ATTENDING
+        may_attend = _is_fused(func) or operation_of(func).name in _ATTENDING
         if may_attend:
-            return self._run_candidate(func, args, kwargs, fused, entry, odd=odd)
+            return self._run_candidate(func, args, kwargs, odd=odd)
         out = tracer.run(func, args, kwargs)
         self._note(func, args, kwargs, out)
         return out
+
+    def _run_known(
+        self,
+        tracer: Tracer,
+        entry: Entry,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        odd: bool,
+    ) -> Any:  # noqa: ANN401
+        """Run a call that the known tape expects as its `entry`, and return its result; `odd`: see `_run`."""
+        if entry.attention is not None:
+            return self._run_readable(tracer, entry, func, args, kwargs, odd=odd)
+        run = tracer.run if entry.contents else plainly  # contents of index tensors may differ from those on the tape
+        out = run(func, args, kwargs)
+        tracer.confirm(entry, args, kwargs, out)
+        if entry.kept or (entry.scoring and self._vectors):
+            self.held.hold(tracer.at - 1, args, kwargs)
+        return out
+
+    def _ask(self, tracer: Tracer, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """Run a call that only asks for metadata."""
+        if func in LENGTHS:
+            tracer.read_length(args[0] if args else None)
+        return plainly(func, args, kwargs)
 
     def _in_parts(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Run the body of `F.multi_head_attention_forward`, whose calls are intercepted."""
@@ -180,17 +210,11 @@ class CaptureMode(TorchFunctionMode):
         func: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        fused: bool,
-        entry: Entry | None,
         *,
         odd: bool,
     ) -> Any:  # noqa: ANN401
-        """Run a call that may be attention, such as a product of matrices; if it is attention of a layer, pass it to the receiver.
-
-        `fused` tells whether the function computes whole attention, as `scaled_dot_product_attention` does. `entry` is the entry of
-        the known tape that the call matches, if any. `odd`: see `_run_intercepted`.
-        """
-        tracer = self.tracer
+        """Run a call that may be attention, such as a product of matrices, and that the known tape does not expect; `odd`: see `_run`."""
+        tracer, fused = self.tracer, _is_fused(func)
         assert tracer is not None  # noqa: S101
         reasons = (reason for tensor in tensors_of(args, kwargs) if (reason := _why_unreadable(tensor)))
         reason = next(reasons, "")
@@ -200,9 +224,24 @@ class CaptureMode(TorchFunctionMode):
             if reason != _NESTED:
                 tracer.distrust()
             return plainly(func, args, kwargs)
-        if entry is None and tracer.known:
-            entry = tracer.elsewhere(func, args, kwargs)
-        attention = None if entry is None else entry.attention
+        entry = tracer.elsewhere(func, args, kwargs) if tracer.known else None
+        return self._run_readable(tracer, entry, func, args, kwargs, odd=odd)
+
+    def _run_readable(
+        self,
+        tracer: Tracer,
+        entry: Entry | None,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        odd: bool,
+    ) -> Any:  # noqa: ANN401
+        """Run a call that may be attention; if it is attention of a layer, pass it to the receiver.
+
+        `entry` is the entry of the known tape that the call matches, if any; `odd`: see `_run`.
+        """
+        fused, attention = _is_fused(func), None if entry is None else entry.attention
         may_be_product = not fused and (entry is None or attention is not None)
         product = self._product(tracer, func, args, kwargs, attention) if may_be_product else None
         owner = None  # module that computes the attention, with its name
@@ -391,6 +430,11 @@ class CaptureMode(TorchFunctionMode):
 
 
 _ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
+
+
+def _is_fused(func: Callable[..., Any]) -> bool:
+    """Check whether a function computes whole attention."""
+    return func in _FUSED or func is flex_attention
 
 
 def _exchanged(value: Any, old: Tensor, new: Tensor) -> Any:  # noqa: ANN401

@@ -8,6 +8,8 @@ from types import FrameType
 from torch import nn
 from torch.fx import GraphModule
 
+from visattn._support.parts import parts_of
+
 
 class Owners:
     """Modules of a model.
@@ -19,7 +21,7 @@ class Owners:
 
     def __init__(self, model: nn.Module) -> None:
         """Collect the modules of a model."""
-        self.names = module_names(model)
+        self.names = parts_of(model)
         self.modules = list(self.names)
 
     def current(self) -> tuple[str, nn.Module] | None:
@@ -39,21 +41,6 @@ class Owners:
                     return ".".join(text for text in (name, path) if text), module
             frame = frame.f_back
         return None
-
-
-def module_names(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the modules of a model with their names, as `named_modules` does, but several times faster: each capture needs it."""
-    names: dict[nn.Module, str] = {}
-    waiting = [("", model)]
-    while waiting:
-        name, module = waiting.pop()
-        if module in names:
-            continue
-        names[module] = name
-        if children := module._modules:
-            prefix = f"{name}." if name else ""
-            waiting += [(prefix + key, child) for key, child in reversed(children.items()) if child is not None]
-    return names
 
 
 def _path_in_trace(module: GraphModule, line: int) -> str:

@@ -28,12 +28,7 @@ class _Aside(threading.local):
         self.modes: list[list[TorchDispatchMode]] = [[]]
 
 
-_aside = _Aside()
-
-
-def are_around() -> bool:
-    """Check whether dispatch modes are open."""
-    return _len_torch_dispatch_stack() > 0
+aside = _Aside()
 
 
 @contextmanager
@@ -46,30 +41,25 @@ def apart() -> Iterator[Sequence[TorchDispatchMode]]:
         The modes that were taken off, the lowest first.
     """
     modes = _taken()
-    _aside.modes.append(modes)
+    aside.modes.append(modes)
     try:
         yield modes
     finally:
-        _put_back(_aside.modes.pop())
+        _put_back(aside.modes.pop())
 
 
 @contextmanager
 def inside() -> Iterator[None]:
     """Put the modes that were taken off back on top of those that were opened since, for one call of the model."""
-    modes = _aside.modes[-1]
-    _aside.modes.append([])
+    modes = aside.modes[-1]
+    aside.modes.append([])
     _put_back(modes)
     try:
         yield
     finally:
-        _aside.modes.pop()
+        aside.modes.pop()
         for _ in modes:
             _pop_mode()
-
-
-def is_apart() -> bool:
-    """Check whether modes were taken off."""
-    return bool(_aside.modes[-1])
 
 
 @contextmanager
@@ -83,11 +73,11 @@ def hidden() -> Iterator[None]:
         function_modes.append(mode)
         torch._C._pop_torch_function_stack()
     dispatch_modes = _taken()
-    _aside.modes.append([])
+    aside.modes.append([])
     try:
         yield
     finally:
-        _aside.modes.pop()
+        aside.modes.pop()
         _put_back(dispatch_modes)
         for mode in reversed(function_modes):
             torch._C._push_on_torch_function_stack(mode)

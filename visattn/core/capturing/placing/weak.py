@@ -23,13 +23,19 @@ class Weak(weakref.ref[Tensor]):
 
 
 class Home:
-    """Place in a model where a tensor is kept: a weak reference to its module, the kind and the name there."""
+    """Place in a model where a tensor is kept.
 
-    __slots__ = ("_kind", "_module", "_name")
+    Attributes:
+        module: Weak reference to its module.
+        kind: Attribute of the module that holds such tensors, as `_parameters`; empty for the module's own attributes.
+        name: Name there.
+    """
+
+    __slots__ = ("kind", "module", "name")
 
     def __init__(self, module: nn.Module, kind: str, name: str) -> None:
-        """Remember a place: `kind` is the attribute of the module that holds the tensors, or empty for the module's own attributes."""
-        self._module, self._kind, self._name = weakref.ref(module), kind, name
+        """Remember a place."""
+        self.module, self.kind, self.name = weakref.ref(module), kind, name
 
     def holds(self, tensor: Tensor) -> bool:
         """Check whether a tensor is kept there now."""
@@ -37,11 +43,11 @@ class Home:
 
     def tensor(self) -> Tensor | None:
         """Return the tensor that is kept there now; None if there is none."""
-        module = self._module()
+        module = self.module()
         if module is None:
             return None
         attributes = module.__dict__
-        tensor: Tensor | None = (attributes[self._kind] if self._kind else attributes).get(self._name)
+        tensor: Tensor | None = (attributes[self.kind] if self.kind else attributes).get(self.name)
         return tensor
 
 

@@ -75,9 +75,14 @@ def transformed(values: Iterable[Any]) -> bool:
 
 def memory_of(tensor: Tensor) -> int:
     """Return the address of a tensor's memory, which its views share; a unique negative number if it has none."""
+    with torch._C.DisableTorchFunction():  # a capture around this one must not take it for a read
+        return address_of(tensor)
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return what `memory_of` returns, where no function mode is open."""
     try:
-        with torch._C.DisableTorchFunction():  # a capture around this one must not take it for a read
-            return tensor.untyped_storage().data_ptr()
+        return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # sparse and meta tensors have no storage
         return -id(tensor)
 

@@ -16,7 +16,11 @@ _MODULES_OWN = frozenset(nn.Module().__dict__)
 
 
 class Members:
-    """Tensors that a model holds when it is first asked in a forward pass: what it has replaced by then is no constant."""
+    """Tensors that a model holds when it is first asked in a forward pass: what it has replaced by then is no constant.
+
+    Attributes:
+        swapped: Tensors that may hold the content of others, by `id`.
+    """
 
     def __init__(self, names: Mapping[nn.Module, str], exposed: ExposedMemory) -> None:
         """Prepare for a forward pass.
@@ -27,7 +31,7 @@ class Members:
         """
         self._names, self._exposed = names, exposed
         self._held: dict[int, tuple[Tensor, Stored]] = {}  # tensors of the model by `id`, collected when first asked for
-        self._exchanged: dict[int, Weak] = {}  # tensors that may hold the content of others, by `id`
+        self.swapped: dict[int, Weak] = {}
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all of them."""
@@ -58,30 +62,31 @@ class Members:
         So the parameter `pos_embed` of the next forward pass is recognized, also if it was replaced or trained meanwhile.
         """
         home = outside.home
-        return (
-            home is not None
-            and isinstance(value, Tensor)
-            and home.holds(value)
-            and not self.is_exchanged(value)
-            and shape_of(value) == outside.shape
-            and value.is_floating_point() == outside.floating
-        )
+        module = None if home is None else home.module()
+        if home is None or module is None:
+            return False
+        kept = module.__dict__[home.kind] if home.kind else module.__dict__
+        if home.name not in kept or kept[home.name] is not value:
+            return False
+        is_tensor = type(value) is nn.Parameter or isinstance(value, Tensor)
+        if not is_tensor or (self.swapped and self.is_exchanged(value)):
+            return False
+        shape = shape_of(value) if value.is_nested else value.shape
+        return shape == outside.shape and value.dtype.is_floating_point == outside.floating
 
     def exchange(self, tensor: Tensor) -> None:
         """Treat a tensor as one of unknown origin, because the model swaps its content with that of another tensor."""
-        self._exchanged[id(tensor)] = Weak(tensor)
+        self.swapped[id(tensor)] = Weak(tensor)
 
-    def is_exchanged(self, tensor: Tensor | None = None) -> bool:
-        """Check whether the model has swapped the content of a tensor; without a tensor, whether it has done so with any."""
-        if not self._exchanged or tensor is None:
-            return bool(self._exchanged)
-        ref = self._exchanged.get(id(tensor))
+    def is_exchanged(self, tensor: Tensor) -> bool:
+        """Check whether the model has swapped the content of a tensor."""
+        ref = self.swapped.get(id(tensor))
         return ref is not None and ref() is tensor
 
     def clear(self) -> None:
         """Release all tensors."""
         self._held.clear()
-        self._exchanged.clear()
+        self.swapped.clear()
 
     def _all(self) -> dict[int, tuple[Tensor, Stored]]:
         """Return all tensors that the model holds, with their kinds and names, by `id`; they are collected once."""

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from visattn.core.capturing.placing.modes_around import inside, is_apart
+from visattn.core.capturing.placing.modes_around import aside, inside
 from visattn.core.capturing.placing.nodes import Node, Nodes
 from visattn.core.capturing.placing.operation_table import contents_of
 from visattn.core.capturing.placing.steps import APART, Recorder, Step
@@ -27,7 +27,7 @@ _RETURNING_NO_TENSOR: set[Callable[..., Any]] = set()  # functions that have ret
 
 def plainly(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Run a call without notes, in the dispatch modes that the model or its surroundings have opened."""
-    if is_apart():
+    if aside.modes[-1]:  # modes were taken off
         with inside():
             return func(*args, **kwargs)
     return func(*args, **kwargs)

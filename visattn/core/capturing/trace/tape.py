@@ -9,7 +9,7 @@ or a clock.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.tokens.points import Points
+from visattn.core.capturing.trace.keywords import DROPPED
 from visattn.core.capturing.trace.operations import Operation
 from visattn.core.capturing.trace.product_axes import Axes
 
@@ -45,7 +46,7 @@ PLAIN = frozenset(
         type(...),
     }
 )
-_ITEMS_OF_SIMPLE_LISTS = frozenset({int, bool, type(None)})
+_ITEMS_OF_SIMPLE_LISTS = frozenset({int, bool, type(None), type(...)})
 
 
 class Ref:
@@ -174,18 +175,21 @@ class Entry:
         rewritten: Old and new slot of each tensor that shares memory with an overwritten one.
         contents: Values of index tensors and masks, by slot.
         kernels: Slots of the kernels of its convolutions, how they are used, and what their values say about places.
+        marks: Marks of these kernels when they were last found to say so, to find out quickly whether they were written since.
         points: Slots of the points at which it reads values, which are measured in each forward pass.
         choice: Number of the choice, if tokens were picked by their content and form a set of their own. Another forward pass may
             then pick others, as long as entries with one number pick the same tokens.
         attention: Attention call, if the operation is one.
-        single: Shape of the result, if the operation only returns one tensor (new or an argument); otherwise None.
+        shapes: Shapes of the results, if the operation only returns tensors (new ones or arguments), and overwrites at most the one
+            that it returns; otherwise None.
+        single: Whether it returns one tensor, and not a tuple or list of tensors.
         before: One item per result: its slot if the tensor existed before the call, otherwise None.
         scoring: Whether it multiplies the queries and keys of an attention call that the model writes out.
         kept: Whether its operands are kept for an attention call that sums its results.
         steps: PyTorch's own operations that it consists of; empty for an attention call.
         refs: Tensors among the arguments.
-        quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None
-            if an argument is not simple.
+        quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-2, value)` for a list or tuple,
+            `(-1, value)` for any other. None if an argument is not simple.
     """
 
     func: Callable[..., Any]
@@ -198,10 +202,12 @@ class Entry:
     rewritten: tuple[tuple[int, int], ...] = ()
     contents: Mapping[int, Tensor] = field(default_factory=dict)
     kernels: tuple[tuple[int, Kind, Kernel], ...] = ()
+    marks: tuple[Tensor, ...] = ()
     points: tuple[tuple[int, Points], ...] = ()
     choice: int | None = None
     attention: Attention | None = None
-    single: torch.Size | None = None
+    shapes: tuple[torch.Size, ...] | None = None
+    single: bool = True
     before: tuple[int | None, ...] = ()
     scoring: bool = False
     kept: bool = False
@@ -216,16 +222,18 @@ class Entry:
         arguments = (*self.args, *self.kwargs.values())
         for value in arguments:
             kind = type(value)
-            is_list = kind is tuple or kind is list
             if kind is Ref:
                 refs.append(value)
                 quick.append((value.slot, None))
-            elif kind in PLAIN or (is_list and all(type(item) in _ITEMS_OF_SIMPLE_LISTS for item in value)):
+            elif kind in PLAIN or _is_simple_slice(value):
                 quick.append((-1, value))
+            elif (kind is tuple or kind is list) and all(map(_is_simple_item, value)):
+                quick.append((-2, value))
             else:
                 refs += _refs_in(value)
         self.refs = tuple(refs)
-        self.quick = tuple(quick) if len(quick) == len(arguments) else None
+        is_simple = len(quick) == len(arguments) and self.func not in DROPPED
+        self.quick = tuple(quick) if is_simple else None
 
     @property
     def may_be_repeated(self) -> bool:
@@ -237,23 +245,31 @@ class Entry:
         """Check whether one of these tensors, given by slot (number on the tape), is among the arguments."""
         return any(ref.slot in slots for ref in self.refs)
 
-    def returns_only(self, out: Any) -> bool:  # noqa: ANN401
-        """Check whether a call that returned `out` does nothing else: it returned a new tensor or an argument, and wrote nothing.
+    def simple_shapes(self, out: Any, overwritten: Sequence[Tensor]) -> tuple[torch.Size, ...] | None:  # noqa: ANN401
+        """Return the shapes of the tensors that a call returned; None if it does more than `shapes` allows, or cannot be compared fast.
 
-        Its arguments must be simple, too. Such a call is compared in a faster way with those of later forward passes.
+        `out` is what it returned, and `overwritten` what it has overwritten.
         """
-        slot_before = self.before[0] if len(self.before) == 1 else None  # of the result, if the tensor existed before the call
-        return (
-            type(out) is Tensor
-            and not out.is_nested
-            and len(self.outs) == 1
-            and self.operation.own
-            and getattr(self.func, "__name__", "") != "__get__"  # an attribute may return a tensor from elsewhere
-            and self.quick is not None
-            and (slot_before is None or any(ref.slot == slot_before for ref in self.refs))
-            and not self.writes
-            and not self.contents
-        )
+        results = (out,) if type(out) is Tensor else out
+        if (type(results) is not tuple and type(results) is not list) or not all(map(_is_simple, results)):
+            return None
+        is_own = self.operation.own and getattr(self.func, "__name__", "") != "__get__"  # an attribute may come from elsewhere
+        is_kept = all(slot is None or any(ref.slot == slot for ref in self.refs) for slot in self.before)
+        writes_only_result = not overwritten or (len(overwritten) == 1 and overwritten[0] is out)
+        is_simple = is_own and is_kept and writes_only_result and self.quick is not None and not self.contents
+        return tuple(result.shape for result in results) if is_simple else None
+
+
+def _is_simple_item(item: object) -> bool:
+    return type(item) in _ITEMS_OF_SIMPLE_LISTS or _is_simple_slice(item)
+
+
+def _is_simple_slice(value: object) -> bool:
+    return type(value) is slice and all(part is None or type(part) is int for part in (value.start, value.stop, value.step))
+
+
+def _is_simple(result: object) -> bool:
+    return type(result) is Tensor and not result.is_nested
 
 
 def _refs_in(value: Any) -> Iterator[Ref]:  # noqa: ANN401

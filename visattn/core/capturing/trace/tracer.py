@@ -66,7 +66,7 @@ class Tracer:
     Attributes:
         tape: Tape that is being recorded, or the known tape that the forward pass agrees with so far.
         known: Whether the forward pass agrees with a known tape so far.
-        at: Number of entries so far in this forward pass.
+        comparison: Comparison with the known tape.
         kept: Tensors made since the last attention call, by slot, if they are to be kept.
         used: Weak references to the tensors that no operation made, by slot, once the forward pass has ended.
     """
@@ -99,7 +99,6 @@ class Tracer:
         self._members = Members(names, self._living.exposed)
         self._has_told = False  # whether numbers from the image have reached code that is not intercepted, such as NumPy
         self.kept: dict[int, Tensor] = {}
-        self.at = 0
         self.used: dict[int, Callable[[], Tensor | None]] = {}
         self.tape = new_tape = Tape(packed=packed)
         self._patches = lead_of(pixels.shape) if packed and pixels is not None else ()
@@ -116,7 +115,12 @@ class Tracer:
             self.tape = self._candidates.pop(0)
         else:
             self._noting.share(new_tape)
-        self._comparison = Comparison(self.tape, self._living, self._members)
+        self.comparison = Comparison(self.tape, self._living, self._members, self.kept if keep else None)
+
+    @property
+    def at(self) -> int:
+        """Number of entries so far in this forward pass."""
+        return self.comparison.at if self.known else len(self.tape.entries)
 
     # --- tensors
 
@@ -208,13 +212,8 @@ class Tracer:
 
     def expected(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Return the next entry of the known tape if a call that is about to run matches it; otherwise None."""
-        entry = self._next()
-        return entry if entry is not None and self._comparison.is_call(entry, func, args, kwargs) else None
-
-    def quickly(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
-        """Return what `expected` returns, by a faster comparison that only knows simple arguments; None says nothing."""
-        entry = self._next()
-        return entry if entry is not None and self._comparison.is_simple_call(entry, func, args, kwargs) else None
+        entry = self.comparison.upcoming
+        return entry if entry is not None and self.comparison.is_call(entry, func, args, kwargs) else None
 
     def elsewhere(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Switch to the tape of another earlier forward pass, with the same beginning, whose next entry matches a call.
@@ -233,7 +232,7 @@ class Tracer:
         If the results differ from the tape, the call is handled as unexpected. One that changes nothing is repeated to note its
         operations.
         """
-        if self._agrees(entry, args, kwargs, out):
+        if self.comparison.takes(entry, args, kwargs, out) or self._agrees(entry, args, kwargs, out):
             return
         if entry.may_be_repeated:
             with torch.no_grad():
@@ -267,13 +266,20 @@ class Tracer:
     def finished(self, output: Sequence[Tensor]) -> Tape:
         """Return the tape (list of calls) of a forward pass that has ended with these outputs: a known one, if all of it agrees."""
         slots = tuple(self._output_slot(tensor) for tensor in output)
-        while self.known and not (self._next() is None and self.tape.output == slots):
+        self.settle()
+        while self.known and not (self.comparison.upcoming is None and self.tape.output == slots):
             self._leave_tape()
         if not self.known:
             self.tape.output, self.tape.dynamic = slots, self._noting.dynamic
         self.used = {slot: self._living.refs[slot] for slot in self.tape.outside}
         self.close()
         return self.tape
+
+    def settle(self) -> None:
+        """Take the tape whose kernels are those of the convolutions so far, if the forward pass agrees with a known one."""
+        if self.known:
+            self.comparison.settle(self._candidates)
+            self.tape = self.comparison.tape
 
     def close(self) -> None:
         """Release all tensors but those that are kept."""
@@ -287,16 +293,10 @@ class Tracer:
         self.used.clear()
         self.kept.clear()
 
-    def _next(self) -> Entry | None:
-        """Return the entry of the known tape that is compared with the next call; None at the end of the tape."""
-        entries = self.tape.entries
-        return entries[self.at] if self.at < len(entries) else None
-
     def _agrees(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
         """Check whether a call has the results that its entry on the tape of an earlier forward pass has; if so, go to the next."""
-        agrees = self._comparison.is_result(entry, args, kwargs, out)
+        agrees = self.comparison.is_result(entry, args, kwargs, out)
         if agrees:
-            self.at += 1
             self._noting.taken()
             if self._keep:
                 self._hold(entry, results_of(args, out, entry.operation.writes))
@@ -307,17 +307,19 @@ class Tracer:
 
         A new tape starts with the entries that the forward pass has agreed with so far.
         """
+        self.settle()
         length, entries = self.at, self.tape.entries
         while self._candidates:
             candidate = self._candidates.pop(0)
             if candidate.entries[:length] == entries[:length]:  # tapes share the entry objects of a common beginning
-                self.tape = self._comparison.tape = candidate
+                self.tape = candidate
+                self.comparison.follow(candidate)
                 return
-        self._noting.resume(self.tape, self.at, self._living)
-        self.tape = self._comparison.tape = self.tape.beginning(length, len(self._living.refs))
+        self._noting.resume(self.tape, length, self._living)
+        self.tape = self.tape.beginning(length, self._living.count)
         self.known = False
         self._noting.share(self.tape)
-        self._comparison.renew(self.tape.entries)
+        self.comparison.renew(self.tape.entries)
 
     def _output_slot(self, tensor: Tensor) -> int:
         """Return the slot of an output tensor; -1 for a tensor of unknown origin, -2 for a parameter that no call has used."""
@@ -367,10 +369,8 @@ class Tracer:
             self._hold(entry, results)
         if self._patches:
             self.tape.positions += positions_among(results, self._patches)
-        if entry.returns_only(out):
-            entry.single = shape_of(out)
+        entry.shapes, entry.single = entry.simple_shapes(out, overwritten), isinstance(out, Tensor)
         self.tape.entries.append(entry)
-        self.at += 1
         return entry
 
     def _note_writes(self, overwritten: Sequence[Tensor]) -> list[tuple[int, Tensor]]:

@@ -66,7 +66,7 @@ def attention(
     one_of(sinks, get_args(Sinks), "sinks")
     records = chosen_records(one_forward(recording), layer, query, call)
     rows, chosen = zip(*(_row(record, query, recording.reading, dtype) for record in records), strict=True)
-    stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
+    stacked = torch.stack(rows, dim=1).cpu()  # (B, layers, heads, K)
     found = () if sinks == "keep" else find_sinks(recording)
     if sinks != "keep":
         stacked = _without(stacked, found, sinks, records[0].keys)
@@ -178,12 +178,12 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
 def _row(record: AttentionRecord, query: Query, reading: Readout, dtype: torch.dtype) -> tuple[Tensor, str]:
     """Return `(B, heads, K)` attention of the weighted queries, and the query as text."""
     operator = record.operator.to(dtype)
-    weights, chosen = weights_of(query, record.queries, reading, operator.device)
+    weights, chosen = weights_of(query, record.queries, reading, torch.device("cpu"))
     used = weights.flatten(0, 2).any(0).nonzero().flatten()
     if len(used) > 8:  # many queries: a product over all rows
-        return (weights.to(dtype) @ operator)[:, :, 0], chosen
+        return (weights.to(operator.device, dtype) @ operator)[:, :, 0], chosen
     rows = operator.rows(used)  # (B, heads, used, K)
-    return (weights[..., used].to(dtype) @ rows)[:, :, 0], chosen
+    return (weights[..., used].to(operator.device, dtype) @ rows)[:, :, 0], chosen
 
 
 METHODS = {

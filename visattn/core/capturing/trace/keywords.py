@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch._ops import OpOverload
 from torch.overrides import get_testing_overrides
 
-_DROPPED: dict[Callable[..., Any], str] = {torch.functional.chain_matmul: "out", F.l1_loss: "weight"}
+DROPPED: dict[Callable[..., Any], str] = {torch.functional.chain_matmul: "out", F.l1_loss: "weight"}
 
 
 def restored(func: Callable[..., Any], kwargs: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -22,7 +22,7 @@ def restored(func: Callable[..., Any], kwargs: Mapping[str, Any] | None) -> Mapp
 
     Its value is read from the local variables of the function, which is running on the Python stack.
     """
-    name = _DROPPED.get(func)
+    name = DROPPED.get(func)
     if name is None or (kwargs and name in kwargs):
         return kwargs
     frame: FrameType | None = sys._getframe(1)

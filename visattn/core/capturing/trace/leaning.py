@@ -1,0 +1,126 @@
+"""Check that the kernels of convolutions say of places what they said on a known tape, since code may write weights without any trace.
+
+Nothing is read while the model runs: each kernel leaves a mark when its convolution runs, and all marks are compared at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from visattn.core.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kernel_of, kernel_with, mass_of
+from visattn.core.capturing.trace.living import Living
+from visattn.core.capturing.trace.tape import Entry, Tape
+
+_LARGE = 1 << 15  # weights of a kernel above which its projection is several times faster than its mass
+_Kernels = tuple[tuple[int, Kind, Kernel], ...]
+
+
+class Leaning:
+    """Kernels of the convolutions that have run in a forward pass, which agrees with a known tape so far."""
+
+    def __init__(self) -> None:
+        """Start without kernels."""
+        self._ran: list[tuple[Entry, list[Tensor | None], list[Tensor]]] = []  # entry, large kernels, marks
+
+    def note(self, entry: Entry, living: Living, tape: Tape) -> bool:
+        """Mark the kernels of a call that is about to run; return False if one of them is gone.
+
+        The mark of a large kernel that the model keeps is a random projection of each row, that of any other is its mass.
+        """
+        large: list[Tensor | None] = []
+        marks: list[Tensor] = []
+        with torch.no_grad():
+            for slot, *_ in entry.kernels:
+                weight = living.refs[slot]()
+                if weight is None:
+                    return False
+                is_kept = slot in tape.outside and tape.outside[slot].home is not None
+                is_projected = is_kept and weight.numel() > _LARGE
+                large += (weight if is_projected else None,)
+                marks += (_projection(weight) if is_projected else mass_of(weight),)
+        self._ran += ((entry, large, marks),)
+        return True
+
+    def settled(self, tape: Tape, at: int, others: list[Tape]) -> Tape:
+        """Return the tape of this forward pass, with its kernels: `tape`, one of the others with the same calls, or a new one.
+
+        Args:
+            tape: Known tape that the forward pass agrees with, but for its kernels.
+            at: Number of entries that it agrees with.
+            others: Tapes of other earlier forward passes; the one that is returned is removed.
+        """
+        ran, self._ran = self._ran, []
+        if _are_equal([mark for _, _, marks in ran for mark in marks], [mark for entry, *_ in ran for mark in entry.marks]):
+            return tape
+        changed: dict[Entry, _Kernels] = {}
+        for entry, large, marks in ran:
+            now = zip(entry.kernels, large, marks, strict=True)
+            kernels = tuple((slot, kind, _kernel(weight, mark, kind)) for (slot, kind, _), weight, mark in now)
+            if kernels == entry.kernels:
+                entry.marks = tuple(marks)
+            else:
+                changed[entry] = kernels
+        return _with_kernels(tape, changed, at, others) if changed else tape
+
+
+def _with_kernels(tape: Tape, changed: Mapping[Entry, _Kernels], at: int, others: list[Tape]) -> Tape:
+    for other in others:
+        pairs = zip(other.entries[:at], tape.entries[:at], strict=False)
+        if len(other.entries) >= at and all(_is_same(theirs, mine, changed) for theirs, mine in pairs):
+            others.remove(other)
+            return other
+    entries = [_changed(entry, changed[entry]) if entry in changed else entry for entry in tape.entries]
+    return replace(tape, entries=entries, conclusions=None, projections=None, vectors={})
+
+
+def _is_same(other: Entry, entry: Entry, changed: Mapping[Entry, _Kernels]) -> bool:
+    """Check whether an entry of another tape is the same call, with the kernels that it has now."""
+    kernels = changed.get(entry, entry.kernels)
+    return other.kernels == kernels and (other is entry or (other.func is entry.func and other.args is entry.args))
+
+
+def _changed(entry: Entry, kernels: _Kernels) -> Entry:
+    made, steps = copy(entry), list(entry.steps)
+    numbers = [number for number, step in enumerate(steps) if step.kernel is not None and step.kernel is not UNKNOWN]
+    for number, (_, _, kernel) in zip(numbers, kernels, strict=True):
+        steps[number] = copy(steps[number])
+        steps[number].kernel = kernel
+    made.steps, made.kernels, made.marks = tuple(steps), kernels, ()
+    return made
+
+
+def _kernel(weight: Tensor | None, mark: Tensor, kind: Kind) -> Kernel:
+    """Return what a kernel says about places; a large one, `weight`, must still be as it was when it left its mark."""
+    if weight is None:
+        return kernel_with(mark.cpu(), kind)
+    return kernel_of(weight, kind) if torch.equal(_projection(weight), mark) else UNKNOWN
+
+
+def _are_equal(marks: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
+    """Compare all marks at once."""
+    if [mark.shape for mark in marks] != [mark.shape for mark in known]:
+        return False
+    devices = {mark.device for mark in marks}
+    return all(
+        torch.equal(*(torch.cat([mark.flatten() for mark in side if mark.device == device]) for side in (marks, known)))
+        for device in devices
+    )
+
+
+def _projection(weight: Tensor) -> Tensor:
+    """Project each row of a kernel to a random direction: a write that changes no row's projection is as likely as none at all."""
+    weight = weight.detach()
+    is_channels_last = weight.ndim == 4 and not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
+    rows = (weight.permute(0, 2, 3, 1) if is_channels_last else weight).flatten(1)
+    return torch.mv(rows, _direction(rows.shape[1], rows.dtype, rows.device))
+
+
+@lru_cache(64)
+def _direction(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(size)).to(device, dtype)
