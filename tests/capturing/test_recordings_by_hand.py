@@ -351,8 +351,9 @@ def test_recording_needs_attention_or_features_that_were_asked_for(
     made = session()
     made.watch.ended = has_ended
     made._wanted = is_full == "wanted"
-    monkeypatch.setattr(recorder, "check_finite", lambda recording, _: checked.append(recording))
+    made._finite = [lambda: True, lambda: False]
     checked: list[Any] = []
+    monkeypatch.setattr(recorder, "check_finite", checked.append)
     if is_full == "records":
         made.recording.records.append(SimpleNamespace(layer="attn"))
     if is_full:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.core.capturing.finite import _are_finite, _operands, _refuse
+from visattn.core.capturing.finite import _operands, _refuse, are_finite
 from visattn.core.capturing.intercept.calls import FusedCall, ProductCall, _broadcast_lead, own
 from visattn.core.capturing.intercept.written_out import Product
 from visattn.core.capturing.trace.product_axes import Permuted
@@ -311,12 +311,12 @@ def test_queries_and_keys_are_parts_of_the_operands_of_the_scores() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_all_tensors_are_finite_if_their_norm_is(dtype: torch.dtype) -> None:
+def test_all_tensorsare_finite_if_their_norm_is(dtype: torch.dtype) -> None:
     tensors = [torch.ones(3, dtype=dtype), torch.arange(3), torch.zeros(0, dtype=dtype), torch.ones(2, 2).double()]
-    assert _are_finite([])
-    assert _are_finite(tensors)
+    assert are_finite([])
+    assert are_finite(tensors)
     for bad in (torch.nan, torch.inf, -torch.inf):
-        assert not _are_finite([*tensors, torch.tensor([1, bad], dtype=dtype)])
+        assert not are_finite([*tensors, torch.tensor([1, bad], dtype=dtype)])
 
 
 def test_values_that_are_not_finite_are_counted() -> None:

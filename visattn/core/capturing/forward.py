@@ -14,6 +14,7 @@ from visattn.core.capturing.following.locations import by_rule
 from visattn.core.capturing.intercept.calls import Call
 from visattn.core.capturing.tokens.arrangement import Arrangement, Tokens
 from visattn.core.capturing.trace.tape import Attention, Tape
+from visattn.core.capturing.trace.verdicts import Verdict
 from visattn.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class Forward:
     Attributes:
         number: Index of the forward pass in the capture.
         inputs: Images that it received.
+        readouts_fit: Whether the readouts of its tape are those of the present weights, if that was asked.
     """
+
+    readouts_fit: Verdict | None = None
 
     def __init__(
         self,

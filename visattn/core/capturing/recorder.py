@@ -18,7 +18,7 @@ from visattn._support.parts import Parts, fact_of_build, parts_of
 from visattn._support.publish import listening
 from visattn._support.types import Role
 from visattn.core.capturing.description import ModelDescription
-from visattn.core.capturing.finite import check_finite
+from visattn.core.capturing.finite import are_finite, check_finite
 from visattn.core.capturing.following.conclusions import Conclusions
 from visattn.core.capturing.following.tape_readouts import APART, VALUES
 from visattn.core.capturing.forward import Forward
@@ -27,6 +27,7 @@ from visattn.core.capturing.hooks import with_first
 from visattn.core.capturing.intercept.calls import Call, own
 from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.trace.tape import Attention
+from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 from visattn.core.capturing.watching import NO_IMAGES, Watch
 from visattn.core.records import AttentionRecord, FeatureRecord, Readout, Recording, Source, TokenLayout, UnseenAttention
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
@@ -105,6 +106,7 @@ class _Session:
             model,
             description,
             self._receive,
+            ask=self._ask,
             finish=self._ended,
             drop=self._drop,
             remember=remember,
@@ -114,7 +116,8 @@ class _Session:
         self._model, self._description, self._layers = model, description, layers
         self._values, self._gradients = values, gradients
         self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid
-        self._sources: list[Tensor] = []  # what the recorded weights are computed from
+        self._copies: list[Tensor] = []  # what was kept of the running forward pass
+        self._finite: list[Verdict] = []  # whether that of each forward pass is finite
         self._passed_by: dict[str, None] = {}  # layers that the glob excludes, in order
         self._wanted = False  # whether features were requested by name, or a gate was found
         self._names = self.watch.names
@@ -124,6 +127,7 @@ class _Session:
 
     def _drop(self) -> None:
         """Discard the copies of a forward pass."""
+        self._copies.clear()
         self._calls.clear()
         self._features.clear()
         self._stream.clear()
@@ -139,8 +143,13 @@ class _Session:
         stream = self._stream.pop(self._description.adds_to(owner) or "", None) if self._values else None
         call.keep(wanted, values=self._values or self._gradients, graph=self._gradients)
         if wanted:
-            self._sources += call.sources()
+            self._copies += call.sources()
         self._calls.append((owner, call, attention, stream))
+
+    def _ask(self, verdicts: Verdicts) -> None:
+        """Ask whether all copies of a forward pass that has ended are finite."""
+        if self._copies:
+            self._finite.append(verdicts.on(are_finite(self._copies)))
 
     def _ended(self, forward: Forward) -> None:
         """Build the records of a forward pass."""
@@ -168,23 +177,24 @@ class _Session:
         cut, readouts = conclusions.cut, conclusions.readouts
         if cut is None or readouts is None:
             return Readout()
-        shares = readouts.shares() if cut.pools else None
+        shares = readouts.shares(forward.readouts_fit) if cut.pools else None
         pooling_queries = {
             located[0].queries for located in conclusions.calls.values() if located is not None and located[0].kind == "pool"
         }
         why_unknown = VALUES if cut.pools else APART
         readings = []
         for number, part in enumerate(cut.parts):
-            tensor = forward.kept(part.slot)
-            readout = Readout(
-                "" if cut.pools else self._description.readout,
-                part.layout,
-                shares=None if shares is None else shares[number],
-                reason=why_unknown if shares is None else "",
-                pools=part.layout in pooling_queries,
-                source=None if tensor is None else Source(tensor, partial(part.take, images=readouts.images)),
-            )
-            readings.append(readout.named())
+            if number not in readouts.named:
+                readouts.named[number] = Readout(
+                    "" if cut.pools else self._description.readout,
+                    part.layout,
+                    shares=None if shares is None else shares[number],
+                    reason=why_unknown if shares is None else "",
+                    pools=part.layout in pooling_queries,
+                ).named()
+            tensor, readout = forward.kept(part.slot), readouts.named[number]
+            source = None if tensor is None else Source(tensor, partial(part.take, images=readouts.images))
+            readings.append(readout if source is None else replace(readout, source=source))
         have_one_name = len({readout.query for readout in readings}) == 1
         return readings[-1] if have_one_name else Readout(reason="the output is computed from several sets of tokens")
 
@@ -284,7 +294,7 @@ class _Session:
                 return None
             slot = self.watch.want(first)
             output = self._with_graph(first)
-            value = _owned(output)
+            value = self._copied(output)
 
             def keep_feature(forward: Forward) -> None:
                 tokens = forward.tokens(slot)
@@ -310,7 +320,7 @@ class _Session:
                 return None
             slot = self.watch.want(first) if first.ndim in (3, 4) else None
             output = self._with_graph(first)
-            value = _owned(output)
+            value = self._copied(output)
 
             def keep_feature(forward: Forward) -> None:
                 """Keep the copy, when the forward pass has ended and its tokens are located."""
@@ -328,6 +338,12 @@ class _Session:
 
         return keep
 
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a feature, which must be finite."""
+        copy = _owned(tensor)
+        self._copies.append(copy)
+        return copy
+
     def _with_graph(self, output: Tensor) -> Tensor:
         """Return `output`; if gradients are needed and it has no graph, detach it and start one here."""
         return output.detach().requires_grad_() if self._gradients and not output.requires_grad else output
@@ -341,7 +357,7 @@ class _Session:
         if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
         first_flattened_axis = {"channel_gate": 1, "branch_gate": 2}.get(role)
-        value = _owned(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
+        value = self._copied(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
         has_places = role in ("spatial_gate", "gate", "transform", "glimpse")
         slot = self.watch.want(gate if features is None else features) if has_places else None
         is_of_whole_map, size = role in ("transform", "glimpse"), gate.shape[2:]
@@ -393,7 +409,8 @@ class _Session:
             )
         if is_empty:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
-        check_finite(self.recording, self._sources)
+        if not all(is_finite() for is_finite in self._finite):
+            check_finite(self.recording)
 
 
 class _Stream(NamedTuple):

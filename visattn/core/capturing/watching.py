@@ -23,6 +23,7 @@ from visattn.core.capturing.intercept.no_compile import uncompiled
 from visattn.core.capturing.placing.weak import exchanging
 from visattn.core.capturing.trace.tape import TAPES, Attention, Tape
 from visattn.core.capturing.trace.tracer import Tracer
+from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 from visattn.errors import CaptureError, UnsupportedModel
 
 # a TorchScript part that calls one of these may compute attention
@@ -49,6 +50,7 @@ class Watch:
         receive: Receive,
         replace: Replace | None = None,
         *,
+        ask: Callable[[Verdicts], None] = lambda _: None,
         finish: Callable[[Forward], None] = lambda _: None,
         drop: Callable[[], None] = lambda: None,
         remember: bool = True,
@@ -62,6 +64,7 @@ class Watch:
             description: Facts about the model.
             receive: See `CaptureMode`.
             replace: See `CaptureMode`.
+            ask: Called before that, to ask for values that are read together.
             finish: Called when a forward pass has ended and its tape is complete.
             drop: Called when a forward pass has failed.
             remember: Whether a forward pass may reuse the conclusions of an earlier one with the same tape.
@@ -80,7 +83,7 @@ class Watch:
             )
         self.forward, self.ended, self.images, self.whole = -1, False, False, False
         self.modules = ModuleCalls()
-        self._model, self._description, self._finish, self._drop = model, description, finish, drop
+        self._model, self._description, self._ask, self._finish, self._drop = model, description, ask, finish, drop
         self._remember, self._gradients = remember, gradients
         self._mode = CaptureMode(model, receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
@@ -119,7 +122,7 @@ class Watch:
         """Break all reference cycles, so that nothing waits for the garbage collector."""
         self._mode.tracer = self._mode.twin = None
         self.modules.clear()
-        for name in ("_mode", "_finish", "_drop"):
+        for name in ("_mode", "_ask", "_finish", "_drop"):
             self.__dict__.pop(name)
 
     def running(self) -> bool:
@@ -285,13 +288,26 @@ class Watch:
         self.ended = True
         with torch._C.DisableTorchFunction(), torch.no_grad():
             answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
+            known, readouts_fit = tracer.tape if tracer.known else None, self._asked(tracer)
             tape, place = tracer.finished(_tensors(answer)), self._description.place
             if place is None and self._partial is not None and not tracer.known:
                 tape.conclusions = self._partial.completed(tape)
             if self._remember and tape.whole:
                 TAPES.keep(self._model, tape)
-            self._finish(Forward(self.forward, self._inputs, tape, place, self._slots, tracer.used, tracer.kept))
+            forward = Forward(self.forward, self._inputs, tape, place, self._slots, tracer.used, tracer.kept)
+            forward.readouts_fit = readouts_fit if tape is known else None
+            self._finish(forward)
             tracer.release()
+
+    def _asked(self, tracer: Tracer) -> Verdict | None:
+        """Ask for all values that must be known, which are read together; return whether the readouts of the known tape still fit."""
+        verdicts = Verdicts()
+        self._ask(verdicts)
+        if not tracer.known:
+            return None
+        tracer.comparison.ask(verdicts)
+        readouts = getattr(tracer.tape.conclusions, "readouts", None)
+        return None if readouts is None else readouts.ask(verdicts)
 
 
 def _upper(parts: Parts) -> list[int]:

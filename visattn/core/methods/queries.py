@@ -55,13 +55,21 @@ def weights_of(query: Query, layout: TokenLayout, reading: Readout, device: torc
     if chosen == "read":
         return _shares(layout, reading, device), chosen
     weights = torch.zeros(1, 1, 1, len(layout), dtype=torch.float64, device=device)
-    for name in chosen.split("+"):
-        if name in ("mean", "all"):
-            tokens = slice(len(layout.prefix), None) if layout.cells and name == "mean" else slice(None)
-            weights[..., tokens] += 1 / weights[..., tokens].numel()
-        else:
-            weights[..., token_of(name, layout)] += 1
+    for tokens in tokens_of(chosen, layout):
+        weights[..., tokens] += 1 / len(tokens)
     return weights / weights.sum(), chosen
+
+
+def tokens_of(chosen: str, layout: TokenLayout) -> list[range]:
+    """Return the indices of the tokens of each query that is joined in one, as `weights_of` returns it; not for `read`.
+
+    Raises:
+        OptionError: If a query is unknown or the model has no such token.
+    """
+    every = range(len(layout))
+    sets = {"mean": every[len(layout.prefix) :] if layout.cells else every, "all": every}
+    numbers = [(name, 0 if name in sets else token_of(name, layout)) for name in chosen.split("+")]
+    return [sets.get(name, range(number, number + 1)) for name, number in numbers]
 
 
 def named(query: str, layout: TokenLayout) -> str:

@@ -60,7 +60,10 @@ def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tupl
         tokens in small models.
     """
     records = chain(recording)
-    return sinks_of_scores(_likely_scores(records, threshold), records, threshold)
+    likely = _likely(records, threshold)
+    if not bool(likely.any()):
+        return ((),) * records[0].operator.shape[0]
+    return sinks_of_scores(_scores_of(records, likely), records, threshold)
 
 
 def sinks_of_scores(
@@ -113,16 +116,21 @@ def _score(record: AttentionRecord) -> Tensor:
     return (uniform @ record.operator).mean(1)[:, 0] * keys
 
 
-def _likely_scores(records: Sequence[AttentionRecord], threshold: float) -> Tensor:
-    """Return the scores `(B, layers, K)` of the patches that may exceed the threshold, and 0 for all other tokens, on the CPU."""
+def _likely(records: Sequence[AttentionRecord], threshold: float) -> Tensor:
+    """Return which patches `(layers, K)` may exceed the threshold, on the CPU."""
     sampled = torch.stack([_sampled_score(record) for record in records], dim=1)
     sampled[..., : len(records[0].keys.prefix)] = 0  # not counted
-    scores, likely = torch.zeros(sampled.shape), (sampled > threshold / _LIKELY).any(0).cpu()  # the only values that are read
-    if bool(likely.any()):
-        for number, record in enumerate(records):
-            tokens = likely[number].nonzero().flatten()
-            if len(tokens):
-                scores[:, number, tokens] = (record.operator.columns(tokens).mean((1, 2)) * record.operator.shape[3]).cpu()
+    return (sampled > threshold / _LIKELY).any(0).cpu()
+
+
+def _scores_of(records: Sequence[AttentionRecord], likely: Tensor) -> Tensor:
+    """Return the scores `(B, layers, K)` of some tokens in each layer, and 0 for all others."""
+    operator = records[0].operator
+    scores = torch.zeros(operator.shape[0], *likely.shape, device=operator.device)
+    for number, record in enumerate(records):
+        tokens = likely[number].nonzero().flatten()
+        if len(tokens):
+            scores[:, number, tokens] = record.operator.columns(tokens).mean((1, 2)).to(scores.dtype) * record.operator.shape[3]
     return scores
 
 

@@ -6,21 +6,28 @@ Global attention has one *block*, window attention has one per window. Index ten
 canonical order; -1 marks padding.
 """
 
-from visattn.core.operators.explicit import MatrixOperator, SumOperator
-from visattn.core.operators.operator import ROWS, Operator, Tile
-from visattn.core.operators.sampled import SampledOperator
-from visattn.core.operators.softmax import SoftmaxOperator
-from visattn.core.operators.weight_gradients import Gradient, MatrixGradient, OuterGradient
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ROWS",
-    "Gradient",
-    "MatrixGradient",
-    "MatrixOperator",
-    "Operator",
-    "OuterGradient",
-    "SampledOperator",
-    "SoftmaxOperator",
-    "SumOperator",
-    "Tile",
-]
+from visattn._support.faces import face
+
+if TYPE_CHECKING:
+    from visattn.core.operators.explicit import MatrixOperator as MatrixOperator, SumOperator as SumOperator
+    from visattn.core.operators.operator import ROWS as ROWS, Operator as Operator, Tile as Tile
+    from visattn.core.operators.sampled import SampledOperator as SampledOperator
+    from visattn.core.operators.softmax import SoftmaxOperator as SoftmaxOperator
+    from visattn.core.operators.weight_gradients import (
+        Gradient as Gradient,
+        MatrixGradient as MatrixGradient,
+        OuterGradient as OuterGradient,
+    )
+else:
+    __getattr__, __dir__, __all__ = face(
+        __name__,
+        {
+            ".explicit": ["MatrixOperator", "SumOperator"],
+            ".operator": ["ROWS", "Operator", "Tile"],
+            ".sampled": ["SampledOperator"],
+            ".softmax": ["SoftmaxOperator"],
+            ".weight_gradients": ["Gradient", "MatrixGradient", "OuterGradient"],
+        },
+    )

@@ -67,6 +67,8 @@ class Readout:
 
     def measured(self, *gradients: Tensor) -> Readout:
         """Return the readout of scores with these gradients at the tokens, each `(B, N, D)`."""
+        if self.shares is not None and self.layout is not None and self.query in self.layout.prefix:
+            return self  # all outputs depend on this token alone, so every score does
         norms = torch.stack([torch.linalg.vector_norm(gradient.double(), dim=-1) for gradient in gradients])
         norm = torch.linalg.vector_norm(norms, dim=0).cpu()  # the only values that are read
         if self.query and not bool(norm.any()):

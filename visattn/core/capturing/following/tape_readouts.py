@@ -21,7 +21,8 @@ from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.trace.call_tensors import SWITCH, results_of
 from visattn.core.capturing.trace.tape import Entry, Ref, Tape
-from visattn.core.records import PROBES, probes_of, shares_of
+from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
+from visattn.core.records import PROBES, Readout, probes_of, shares_of
 
 APART = "the model's output holds each token apart"
 VALUES = "which tokens the output is computed from depends on their values"
@@ -45,7 +46,12 @@ def _apart_from_the_model(device: torch.device) -> Iterator[None]:
 
 
 class Readouts:
-    """Gradients of the output of a tape at the tensors of a cut, taken again when the weights they depend on have changed."""
+    """Gradients of the output of a tape at the tensors of a cut, taken again when the weights they depend on have changed.
+
+    Attributes:
+        images: Number of images.
+        named: Readouts with these shares, by part of the cut, once their queries have names.
+    """
 
     def __init__(self, tape: Tape, cut: Cut, images: int) -> None:
         """Find the calls behind the cut that are linear in its tokens."""
@@ -54,23 +60,37 @@ class Readouts:
         self._used: list[tuple[Home, Tensor]] = []  # places of the weights, and copies of them
         self._shares: tuple[Tensor, ...] | None = None
         self._taken = False
+        self.named: dict[int, Readout] = {}
         self._weigh: Callable[[Tensor], Tensor] = Tensor.detach
 
-    def shares(self) -> tuple[Tensor, ...] | None:
-        """Return the shares `(B, N)` of the tokens in each part of the cut; None if they depend on values."""
-        weights_are_same = all(_is_same(home.tensor(), copy) for home, copy in self._used)
-        if self._taken and weights_are_same:
+    def ask(self, verdicts: Verdicts) -> Verdict | None:
+        """Ask whether all weights are those that the shares were taken with; None if there are none to compare."""
+        pairs = [(home.tensor(), copy) for home, copy in self._used]
+        conditions = [(tensor.detach() == copy).all() for tensor, copy in pairs if tensor is not None and _fits(tensor, copy)]
+        return verdicts.on(torch.stack(conditions).all()) if conditions and len(conditions) == len(pairs) else None
+
+    def shares(self, weights_are_same: Verdict | None = None) -> tuple[Tensor, ...] | None:
+        """Return the shares `(B, N)` of the tokens in each part of the cut, on the CPU; None if they depend on values.
+
+        `weights_are_same` is the outcome of `ask`, if it was asked.
+        """
+        if self._taken and (self._are_same() if weights_are_same is None else weights_are_same()):
             return self._shares
         self._used.clear()
+        self.named.clear()
         self._taken = True
         try:
             with _apart_from_the_model(self._tape.device):
                 self._shares = self._measured()
                 if self._shares is not None and not any(bool(part.any()) for part in self._shares):
                     self._shares = self._measured(torch.randn_like)  # a head of zeros, as before training
+            self._shares = None if self._shares is None else tuple(part.cpu() for part in self._shares)
         except Exception:  # a call that cannot be repeated
             self._shares = None
         return self._shares
+
+    def _are_same(self) -> bool:
+        return all(_is_same(home.tensor(), copy) for home, copy in self._used)
 
     def _measured(self, weigh: Callable[[Tensor], Tensor] = Tensor.detach) -> tuple[Tensor, ...] | None:
         """Take the gradient of the ends of the linear part at the tokens, and return the shares; None if they depend on values.
@@ -166,7 +186,11 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _is_same(tensor: Tensor | None, copy: Tensor) -> bool:
     """Check whether weights still equal their copy. Contents are compared, since PyTorch does not count writes through `.data`."""
-    return tensor is not None and tensor.dtype == copy.dtype and torch.equal(tensor.detach(), copy)
+    return tensor is not None and _fits(tensor, copy) and torch.equal(tensor.detach(), copy)
+
+
+def _fits(tensor: Tensor, copy: Tensor) -> bool:
+    return (tensor.dtype, tensor.shape, tensor.device) == (copy.dtype, copy.shape, copy.device)
 
 
 def _probes(ends: Sequence[Tensor], images: int, *, at_output: bool) -> list[list[Tensor]]:

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from visattn._support.faces import Later
 from visattn.core.capturing.intercept.written_out import Product
 from visattn.core.capturing.tokens.arrangement import Arrangement, SampledArrangement
-from visattn.core.operators import (
-    Gradient,
-    MatrixGradient,
-    MatrixOperator,
-    Operator,
-    OuterGradient,
-    SampledOperator,
-    SoftmaxOperator,
-)
+from visattn.core.operators import Gradient, MatrixGradient, Operator, OuterGradient, SoftmaxOperator
 from visattn.core.records import Source
 
 if TYPE_CHECKING:
     from visattn.core.capturing.following.vectors import Vectors
+    from visattn.core.operators import explicit, sampled
+else:
+    explicit, sampled = Later("visattn.core.operators.explicit"), Later("visattn.core.operators.sampled")
 
 _AGREEING = 2e-5  # rounding of float32; TF32 is off by more
 
@@ -248,7 +244,7 @@ class ProductCall(Call):
         score_operands, query, key = self.scored, None, None
         if vectors is not None and score_operands is not None:
             query, key = (self._own(arrangement.take(self._expanded(vector.of(score_operands)))) for vector in vectors)
-        return MatrixOperator(weights, arrangement.query_index, arrangement.key_index, query=query, key=key)
+        return explicit.MatrixOperator(weights, arrangement.query_index, arrangement.key_index, query=query, key=key)
 
     def source(self, arrangement: Arrangement) -> Source | None:
         """Return the weights that the model multiplied, and a function that brings their gradient into the arrangement's order."""
@@ -292,7 +288,7 @@ class SampledCall(ProductCall):
         super().keep(wanted, graph=graph)
         self._points = tuple(map(own, self._points)) if wanted else ()
 
-    def operator(self, arrangement: Arrangement, _: Vectors | None = None) -> SampledOperator:
+    def operator(self, arrangement: Arrangement, _: Vectors | None = None) -> sampled.SampledOperator:
         """Return the weights, spread over the four cells of the finest grid around each point by bilinear interpolation."""
         assert isinstance(arrangement, SampledArrangement)  # noqa: S101 - others are not recorded
         row_order, point_order, scales, (rows, columns), lead = arrangement.samples
@@ -314,7 +310,7 @@ class SampledCall(ProductCall):
             shares.append((weights * closeness).where(is_inside | has_no_place, 0))
             cells.append((corner_row * columns + corner_column).where(is_inside, 0).long())
         cell, share = (torch.cat(corners, -1).view(*lead, -1) for corners in (cells, shares))
-        return SampledOperator(
+        return sampled.SampledOperator(
             arrangement.take(cell),
             arrangement.take(share.float()),
             rows * columns,

@@ -15,6 +15,7 @@ from visattn.core.capturing.trace.call_tensors import is_transformed, results_of
 from visattn.core.capturing.trace.living import Living
 from visattn.core.capturing.trace.members import Members
 from visattn.core.capturing.trace.tape import Entry, Ref, Tape, alike
+from visattn.core.capturing.trace.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from visattn.core.capturing.trace import choices, leaning
@@ -55,6 +56,11 @@ class Comparison:
         """Compare with a tape from here on; it begins with the entries that the forward pass has agreed with."""
         self.tape, self._length = tape, len(tape.entries)
         self.upcoming = tape.entries[self.at] if self.at < self._length else None
+
+    def ask(self, verdicts: Verdicts) -> None:
+        """Ask whether the kernels of all convolutions are those of the tape, now that the forward pass has ended."""
+        if self._leaning is not None:
+            self._leaning.ask(verdicts)
 
     def settle(self, others: list[Tape]) -> None:
         """Compare the kernels of convolutions so far, and follow the tape that has them; `others` are tapes of other forward passes."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from visattn.core.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kernel_of, kernel_with, mass_of
 from visattn.core.capturing.trace.living import Living
 from visattn.core.capturing.trace.tape import Entry, Tape
+from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 
 _LARGE = 1 << 15  # weights of a kernel above which its projection is several times faster than its mass
 _Kernels = tuple[tuple[int, Kind, Kernel], ...]
@@ -27,6 +28,7 @@ class Leaning:
     def __init__(self) -> None:
         """Start without kernels."""
         self._ran: list[tuple[Entry, list[Tensor | None], list[Tensor]]] = []  # entry, large kernels, marks
+        self._are_same: Verdict | None = None
 
     def note(self, entry: Entry, living: Living, tape: Tape) -> bool:
         """Mark the kernels of a call that is about to run; return False if one of them is gone.
@@ -47,6 +49,17 @@ class Leaning:
         self._ran += ((entry, large, marks),)
         return True
 
+    def ask(self, verdicts: Verdicts) -> None:
+        """Ask whether all marks are those of the tape, now that the forward pass has ended."""
+        marks, known = self._marks()
+        are_comparable = marks and [mark.shape for mark in marks] == [mark.shape for mark in known]
+        if are_comparable and len({mark.device for mark in marks}) == 1:
+            self._are_same = verdicts.on((_joined(marks) == _joined(known)).all())
+
+    def _marks(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the marks of this forward pass, and those of the tape."""
+        return [mark for *_, marks in self._ran for mark in marks], [mark for entry, *_ in self._ran for mark in entry.marks]
+
     def settled(self, tape: Tape, at: int, others: list[Tape]) -> Tape:
         """Return the tape of this forward pass, with its kernels: `tape`, one of the others with the same calls, or a new one.
 
@@ -55,8 +68,9 @@ class Leaning:
             at: Number of entries that it agrees with.
             others: Tapes of other earlier forward passes; the one that is returned is removed.
         """
-        ran, self._ran = self._ran, []
-        if _are_equal([mark for _, _, marks in ran for mark in marks], [mark for entry, *_ in ran for mark in entry.marks]):
+        are_same = self._are_same() if self._are_same is not None else _are_equal(*self._marks())
+        ran, self._ran, self._are_same = self._ran, [], None
+        if are_same:
             return tape
         changed: dict[Entry, _Kernels] = {}
         for entry, large, marks in ran:
@@ -103,14 +117,11 @@ def _kernel(weight: Tensor | None, mark: Tensor, kind: Kind) -> Kernel:
 
 
 def _are_equal(marks: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
-    """Compare all marks at once."""
-    if [mark.shape for mark in marks] != [mark.shape for mark in known]:
-        return False
-    devices = {mark.device for mark in marks}
-    return all(
-        torch.equal(*(torch.cat([mark.flatten() for mark in side if mark.device == device]) for side in (marks, known)))
-        for device in devices
-    )
+    return len(marks) == len(known) and all(map(torch.equal, marks, known))
+
+
+def _joined(marks: Sequence[Tensor]) -> Tensor:
+    return torch.cat([mark.flatten() for mark in marks])
 
 
 def _projection(weight: Tensor) -> Tensor:

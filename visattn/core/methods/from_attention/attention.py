@@ -15,7 +15,7 @@ from visattn._support.modes import in_own_modes
 from visattn._support.types import Fusion, Sinks
 from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.method import attention_method
-from visattn.core.methods.queries import Query, members_asked, weights_of
+from visattn.core.methods.queries import Query, members_asked, tokens_of, weights_of
 from visattn.core.methods.result import to_map
 from visattn.core.methods.selection import one_forward, spatial_refusal
 from visattn.core.methods.sinks import find_sinks
@@ -178,12 +178,15 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
 def _row(record: AttentionRecord, query: Query, reading: Readout, dtype: torch.dtype) -> tuple[Tensor, str]:
     """Return `(B, heads, K)` attention of the weighted queries, and the query as text."""
     operator = record.operator.to(dtype)
-    weights, chosen = weights_of(query, record.queries, reading, torch.device("cpu"))
-    used = weights.flatten(0, 2).any(0).nonzero().flatten()
+    weights, chosen = weights_of(query, record.queries, reading, operator.device)
+    if chosen in ("read", "weights"):
+        used = weights.flatten(0, 2).any(0).nonzero().flatten()
+    else:
+        used = torch.tensor(sorted({token for tokens in tokens_of(chosen, record.queries) for token in tokens}))
     if len(used) > 8:  # many queries: a product over all rows
-        return (weights.to(operator.device, dtype) @ operator)[:, :, 0], chosen
+        return (weights.to(dtype) @ operator)[:, :, 0], chosen
     rows = operator.rows(used)  # (B, heads, used, K)
-    return (weights[..., used].to(operator.device, dtype) @ rows)[:, :, 0], chosen
+    return (weights[..., used].to(dtype) @ rows)[:, :, 0], chosen
 
 
 METHODS = {
