@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn._support.parts import parts_of
 from visattn.core.capturing.intercept import mode as modes
 from visattn.core.capturing.intercept.calls import FusedCall
 from visattn.core.capturing.intercept.held import Held, is_weighing, product_behind, sampled_behind
@@ -302,7 +303,7 @@ def test_factors_of_an_elementwise_product_are_held() -> None:
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("are_kept", [False, True])
 def test_weighted_samples_need_their_points(is_known: bool, are_kept: bool) -> None:
-    writing, mode = Writing(), CaptureMode(nn.Identity(), lambda *_: None, None, lambda _: False, vectors=False)
+    writing, mode = Writing(), CaptureMode(Owners(parts_of(nn.Identity())), lambda *_: None, None, lambda _: False, vectors=False)
     value_map, points = writing.tensor(), writing.tensor()
     values = writing.call(F.grid_sample, value_map, points, shape=(2, 1, 7, 4))
     weights = writing.tensor((2, 5, 7, 1))
@@ -378,4 +379,4 @@ def test_modules_are_named_as_torch_names_them() -> None:
     shared = nn.Linear(2, 2)
     model = nn.Sequential(nn.Sequential(shared, nn.ReLU()), shared, nn.Identity())
     model.register_module("none", None)
-    assert Owners(model).modules == [module for _, module in model.named_modules()]
+    assert Owners(parts_of(model)).modules == [module for _, module in model.named_modules()]

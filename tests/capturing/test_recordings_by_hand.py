@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from visattn._support.parts import parts_of
 from visattn.core.capturing import recorder
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.recorder import _chosen, _first, _Session, _Stream, _why_nothing
@@ -80,7 +81,7 @@ def test_features_are_tokens_by_word_and_activations_by_name(
     features: Any, ends: tuple[str, ...], tokens: list[str], activations: list[str]
 ) -> None:
     model = network()
-    chosen = _chosen(model, described(model, ends=ends), features)
+    chosen = _chosen(parts_of(model), described(model, ends=ends), features)
     assert [list(found) for found in chosen] == [tokens, activations]
     assert all(module is model.get_submodule(name) for found in chosen for name, module in found.items())
 
@@ -88,7 +89,7 @@ def test_features_are_tokens_by_word_and_activations_by_name(
 def test_name_that_no_module_has_is_refused() -> None:
     model = network()
     with pytest.raises(OptionError, match="'3, x'"):
-        _chosen(model, described(model), ["3", "x"])
+        _chosen(parts_of(model), described(model), ["3", "x"])
 
 
 # --- outputs that are kept

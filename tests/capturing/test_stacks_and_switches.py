@@ -97,9 +97,9 @@ def test_modules_have_the_names_that_pytorch_gives_them() -> None:
     model.register_module("nothing", None)
     model.append(nn.Identity())
     expected = [(name, module) for name, module in model.named_modules()]
-    assert [(name, module) for module, name in parts_of(model).items()] == expected
-    assert Owners(model).modules == [module for _, module in expected]
-    assert parts_of(shared) == {shared: ""}
+    assert [(name, module) for module, name in parts_of(model).named().items()] == expected
+    assert Owners(parts_of(model)).modules == [module for _, module in expected]
+    assert parts_of(shared).named() == {shared: ""}
 
 
 def below(owners: Owners, frames: int) -> Any:
@@ -114,7 +114,7 @@ def test_running_module_is_sought_above_the_frames_of_the_capture(frames: int, i
             return below(owners, frames)
 
     model = nn.Sequential(Asking())
-    owners = Owners(model)
+    owners = Owners(parts_of(model))
     assert model[0].forward() == (("0", model[0]) if is_found else None)
 
 
@@ -124,7 +124,7 @@ def test_innermost_module_of_the_model_is_running() -> None:
 
     stranger = Layer(lambda: function(5))
     model: Any = nn.Sequential(nn.Sequential(Layer(stranger), Layer(lambda: function())))
-    owners = Owners(model)
+    owners = Owners(parts_of(model))
     assert owners.names[stranger] == "0.0.run"
     assert model[0][1]() == ("0.1", model[0][1])
     assert model[0][0]() == ("0.0.run", stranger)
@@ -145,7 +145,7 @@ def test_innermost_module_of_the_model_is_running() -> None:
 )
 def test_names_have_no_prefixes_of_wrappers(name: str, expected: str) -> None:
     module = Layer(lambda: below(owners, 2))
-    owners = Owners(module)
+    owners = Owners(parts_of(module))
     owners.names[module] = name
     assert module() == (expected, module)
 
@@ -175,7 +175,7 @@ def test_traced_model_names_the_original_module() -> None:
     made.meta["nn_module_stack"] = {"key": ("blocks.0", nn.ReLU)}
     graph.output(made)
     model = nn.Sequential(torch.fx.GraphModule({}, graph))
-    owners = Owners(model)
+    owners = Owners(parts_of(model))
     assert model[0](1) == ("0.blocks.0", model[0])
     made.meta.clear()
     assert model[0](1) == ("0", model[0])

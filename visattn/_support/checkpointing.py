@@ -7,14 +7,12 @@ reentrant one runs where autograd records no graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
-
-from visattn._support.parts import parts_of
 
 _FLAGS = "grad_checkpointing", "gradient_checkpointing"  # attributes of timm's modules and of those of transformers
 _lock = threading.Lock()
@@ -22,18 +20,13 @@ _threads: list[int] = []  # those that run without, once per open block
 
 
 @contextmanager
-def without_checkpoints(model: nn.Module) -> Iterator[None]:
-    """Run a model without activation checkpointing inside the block, in this thread.
+def without_checkpoints(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run a model with these modules without activation checkpointing inside the block, in this thread.
 
     Yields:
         Nothing.
     """
-    flags = [
-        (module, name)
-        for module in parts_of(model)
-        for name in _FLAGS
-        if name in module.__dict__ and module.__dict__[name] is True
-    ]
+    flags = [(module, name) for module in modules for name in _FLAGS if name in module.__dict__ and module.__dict__[name] is True]
     with _lock:
         _threads.append(threading.get_ident())
         CheckpointFunction.apply = _applied

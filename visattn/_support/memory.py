@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from visattn._support.parts import fact_of_build, parts_of
+from visattn._support.parts import parts_of
 from visattn._support.sampled_weights import sampled_weights
 
 T = TypeVar("T")
@@ -96,13 +96,14 @@ class _Structure:
     def __init__(self, model: nn.Module, but: tuple[type, ...] = ()) -> None:
         """Note all of it; attributes of the classes `but` do not matter."""
         self._model = ref(model)
-        self._modules = [_Settings(module, but) for module in parts_of(model)]
-        self._build = fact_of_build(model, _Structure, lambda _: object())  # another one if the model is built otherwise
+        parts = parts_of(model)
+        self._modules = [_Settings(module, but) for module in parts.modules]
+        self._build = parts.fact(_Structure, lambda _: object())  # another one if the model is built otherwise
 
     def holds(self) -> bool:
         """Check whether nothing has changed."""
         model = self._model()
-        if model is None or fact_of_build(model, _Structure, lambda _: object()) is not self._build:
+        if model is None or parts_of(model).fact(_Structure, lambda _: object()) is not self._build:
             return False
         return all(map(_Settings.hold, self._modules))
 

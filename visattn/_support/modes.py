@@ -15,7 +15,7 @@ from torch import nn
 
 from visattn._support.checkpointing import without_checkpoints
 from visattn._support.checks import first_line
-from visattn._support.parts import parameters_of, parts_of
+from visattn._support.parts import Parts, parts_of
 from visattn.errors import ModelError
 
 P = ParamSpec("P")
@@ -154,14 +154,15 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
     Raises:
         ModelError: If the model cannot be put into evaluation mode, for example because it contains itself.
     """
-    modes = [(module, module.training) for module in parts_of(model)]
+    parts = parts_of(model)
+    modes = [(module, module.training) for module in parts.modules]
     trained: list[nn.Parameter] = []
     try:
         if True in [training for _, training in modes]:
             _evaluate(model)
         if frozen:
-            _freeze(model, trained)
-        with without_checkpoints(model):
+            _freeze(parts, trained)
+        with without_checkpoints(parts.modules):
             yield
     finally:
         for parameter in trained:
@@ -171,9 +172,9 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
                 module.training = training
 
 
-def _freeze(model: nn.Module, trained: list[nn.Parameter]) -> None:
+def _freeze(parts: Parts, trained: list[nn.Parameter]) -> None:
     """Disable gradients of all parameters, and add those that had them to `trained`."""
-    for parameter in parameters_of(model):
+    for parameter in parts.parameters():
         if parameter.requires_grad:
             try:
                 parameter.requires_grad = False

@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
 T = TypeVar("T")
-Parts = Mapping[nn.Module, str]  # modules with their names, in the order of `named_modules`
+
+
+class Parts:
+    """Modules of a model as it is built now.
+
+    Attributes:
+        modules: The modules, in the order of `named_modules`.
+        names: Their dotted names, in the same order.
+    """
+
+    def __init__(self, build: _Build, modules: Sequence[nn.Module]) -> None:
+        """Store the modules."""
+        self._build, self.modules, self.names = build, modules, build.names
+
+    def named(self) -> dict[nn.Module, str]:
+        """Return the names by module."""
+        return dict(zip(self.modules, self.names, strict=True))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters; one that several modules share comes several times."""
+        if not self._build.lasts:
+            return list(self.modules[0].parameters())
+        holders = [module._parameters for module in self.modules]
+        return [parameter for held in holders for name in held if (parameter := held[name]) is not None]
+
+    def fact(self, question: Hashable, find: Callable[[Parts], T]) -> T:
+        """Return the result of `find`, which is kept until the model is built otherwise.
+
+        It must follow from names, classes and children of the modules alone, and must not hold a module.
+        """
+        facts = self._build.facts
+        if question not in facts:
+            facts[question] = find(self)
+        fact: T = facts[question]
+        return fact
 
 
 class _Build:
@@ -22,18 +56,11 @@ class _Build:
         facts: What follows from the build, by question.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: dict[nn.Module, str]) -> None:
         """Note how the modules are built."""
         self.names = tuple(parts.values())
         self.facts: dict[Hashable, Any] = {}
-        self._modules = [
-            (
-                ref(module),
-                type(module),
-                [(name, None if child is None else ref(child)) for name, child in module._modules.items()],
-            )
-            for module in parts
-        ]
+        self._modules = [(ref(module), type(module), _children(module)) for module in parts]
         self.lasts = all(type(module._modules) in (dict, OrderedDict) for module in parts)
 
     def modules(self) -> list[nn.Module] | None:
@@ -50,9 +77,10 @@ class _Build:
                 if module is None or module.__class__ is not kind:
                     return None
                 now = module._modules
-                for name, (name_before, child_ref) in zip(now, children, strict=True):
-                    if name != name_before or now[name] is not (child_ref and child_ref()):
-                        return None
+                if now or children:
+                    for name, (name_before, child_ref) in zip(now, children, strict=True):
+                        if name != name_before or now[name] is not (child_ref and child_ref()):
+                            return None
                 modules += (module,)
         except ValueError:  # another number of children
             return None
@@ -62,41 +90,19 @@ class _Build:
 _builds: WeakKeyDictionary[nn.Module, _Build] = WeakKeyDictionary()
 
 
-def parts_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the modules of a model with their names, in the order of `named_modules`."""
-    build, modules = _build_of(model)
-    return dict(zip(modules, build.names, strict=True))
-
-
-def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a model; one that several modules share comes several times."""
-    build, modules = _build_of(model)
-    if not build.lasts:
-        return list(model.parameters())
-    holders = [module._parameters for module in modules]
-    return [parameter for held in holders for name in held if (parameter := held[name]) is not None]
-
-
-def fact_of_build(model: nn.Module, question: Hashable, find: Callable[[Parts], T]) -> T:
-    """Return the result of `find` for the modules of a model; it is kept until the model is built otherwise.
-
-    It must follow from names, classes and children of the modules alone, and must not hold a module.
-    """
-    build, modules = _build_of(model)
-    if question not in build.facts:
-        build.facts[question] = find(dict(zip(modules, build.names, strict=True)))
-    fact: T = build.facts[question]
-    return fact
-
-
-def _build_of(model: nn.Module) -> tuple[_Build, list[nn.Module]]:
+def parts_of(model: nn.Module) -> Parts:
+    """Return the modules of a model, compared with those of the last time."""
     build = _builds.get(model)
     modules = None if build is None else build.modules()
     if build is None or modules is None:
-        parts = _listed(model)
-        build, modules = _Build(parts), list(parts)
+        listed = _listed(model)
+        build, modules = _Build(listed), list(listed)
         _builds[model] = build
-    return build, modules
+    return Parts(build, modules)
+
+
+def _children(module: nn.Module) -> list[tuple[str, ref[nn.Module] | None]]:
+    return [(name, None if child is None else ref(child)) for name, child in module._modules.items()]
 
 
 def _listed(model: nn.Module) -> dict[nn.Module, str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.faces import Later
-from visattn._support.parts import Parts, fact_of_build, parts_of
+from visattn._support.parts import Parts
 from visattn._support.publish import Listener
 from visattn._support.types import Role
 from visattn.core.capturing.hooks import ModuleCalls
@@ -91,12 +91,9 @@ GATES: dict[str, Gate] = {
 }
 
 
-def telling(model: nn.Module, modules: ModuleCalls, listener: Listener) -> None:
+def telling(parts: Parts, modules: ModuleCalls, listener: Listener) -> None:
     """Register callbacks that pass gates to `listener`: of modules with an entry in `GATES`, and of the user's own modules."""
-    gates = fact_of_build(model, telling, _gates_of)
-    if not gates:
-        return
-    parts = [*parts_of(model)]
+    gates = parts.fact(telling, _gates_of)
     heard_from: list[nn.Module] = []
 
     def listen(module: nn.Module, role: Role, gate: Tensor, features: Tensor | None = None) -> None:
@@ -105,15 +102,17 @@ def telling(model: nn.Module, modules: ModuleCalls, listener: Listener) -> None:
 
     for number, gate in gates.items():
         if gate is not None:
-            _hang(modules, parts[number], gate, listen)
+            _hang(modules, parts.modules[number], gate, listen)
         else:
-            measured_gates.hang(modules, parts[number], listen, heard_from)
+            measured_gates.hang(modules, parts.modules[number], listen, heard_from)
 
 
 def _gates_of(parts: Parts) -> dict[int, Gate | None]:
     """Return the modules that may gate, by number, with their `GATES` entries; None for those that are recognized by their results."""
-    gates = {number: _gate_of(module) for number, module in enumerate(parts)}
-    return {number: gate for number, module in enumerate(parts) if (gate := gates[number]) is not None or _may_gate(module)}
+    gates = {number: _gate_of(module) for number, module in enumerate(parts.modules)}
+    return {
+        number: gate for number, module in enumerate(parts.modules) if (gate := gates[number]) is not None or _may_gate(module)
+    }
 
 
 def _may_gate(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
-from visattn._support.parts import Parts, fact_of_build, parts_of
+from visattn._support.parts import Parts
 from visattn._support.publish import listening
 from visattn._support.types import Role
 from visattn.core.capturing.description import ModelDescription
@@ -49,7 +49,7 @@ def record(
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
     session = _Session(model, description, layers, values, gradients, remember)
-    tokens, activations = _chosen(model, description, features)
+    tokens, activations = _chosen(session.watch.parts, description, features)
     session.keeps_last = features == "last"
     modules = session.watch.modules
     for name, module in session.streams():
@@ -59,16 +59,14 @@ def record(
     for name, module in activations.items():
         modules.after.setdefault(module, []).append(session.keep_activation(name))
     with ExitStack() as stack:
-        telling(model, modules, session.keep_gate)
+        telling(session.watch.parts, modules, session.keep_gate)
         stack.enter_context(session.watch.watching())
         stack.enter_context(listening(session.keep_gate))
         yield session.recording
     session.finish()
 
 
-def _chosen(
-    model: nn.Module, description: ModelDescription, features: Features
-) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+def _chosen(parts: Parts, description: ModelDescription, features: Features) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return the modules whose tokens are kept and the modules whose activations are kept, by name."""
     token_modules = dict(description.tokens)
     if features == "none":
@@ -79,19 +77,17 @@ def _chosen(
         last_names = description.ends or tuple(token_modules)[-1:]
         return {name: token_modules[name] for name in last_names}, {}
     patterns = (features,) if isinstance(features, str) else tuple(features)
-    modules = [*parts_of(model)]
-    matching = {
-        name: modules[number] for number, name in fact_of_build(model, ("features", patterns), partial(_matching, patterns))
-    }
+    numbers = parts.fact(("features", patterns), partial(_matching, patterns))
+    matching = {parts.names[number]: parts.modules[number] for number in numbers}
     if not matching:
         raise OptionError(f"no module's name matches {printable(', '.join(patterns))!r}. See model.named_modules().")
     return {}, matching
 
 
-def _matching(patterns: Sequence[str], parts: Parts) -> list[tuple[int, str]]:
-    """Return numbers and names of the modules whose names match one of the patterns."""
-    named = [(number, name) for number, name in enumerate(parts.values()) if name]
-    return [(number, name) for number, name in named if any(fnmatchcase(name, pattern) for pattern in patterns)]
+def _matching(patterns: Sequence[str], parts: Parts) -> list[int]:
+    """Return the numbers of the modules whose names match one of the patterns."""
+    named = [(number, name) for number, name in enumerate(parts.names) if name]
+    return [number for number, name in named if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 class _Session:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn._support.parts import Parts, fact_of_build, parameters_of
+from visattn._support.parts import Parts, parts_of
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.following.conclusions import Conclusions, Located, concluded
 from visattn.core.capturing.following.received import batch_of, packed_size
@@ -20,6 +20,7 @@ from visattn.core.capturing.hooks import ModuleCalls, keywords, running
 from visattn.core.capturing.intercept.calls import Call
 from visattn.core.capturing.intercept.mode import CaptureMode, Receive, Replace
 from visattn.core.capturing.intercept.no_compile import uncompiled
+from visattn.core.capturing.intercept.running_module import Owners
 from visattn.core.capturing.placing.weak import exchanging
 from visattn.core.capturing.trace.tape import TAPES, Attention, Tape
 from visattn.core.capturing.trace.tracer import Tracer
@@ -40,6 +41,7 @@ class Watch:
         ended: Whether any forward pass returned an output.
         images: Whether any forward pass received an image.
         whole: Whether the whole model was called, and not only a part of it.
+        parts: Modules of the model.
         modules: Callbacks that run before and after module calls.
     """
 
@@ -85,15 +87,15 @@ class Watch:
         self.modules = ModuleCalls()
         self._model, self._description, self._ask, self._finish, self._drop = model, description, ask, finish, drop
         self._remember, self._gradients = remember, gradients
-        self._mode = CaptureMode(model, receive, replace, description.answers_at_keys, vectors=vectors)
+        self.parts = parts_of(model)
+        self._mode = CaptureMode(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self._inputs = Inputs()
         self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
         self._slots: set[int] = set()  # slots whose tokens were requested
-        parts = self._mode.owners.modules
-        self._parts = frozenset([parts[number] for number in fact_of_build(model, _upper, _upper)])
-        self._scripted = frozenset([parts[number] for number in fact_of_build(model, _scripted, _scripted)])
+        self._parts = frozenset([self.parts.modules[number] for number in self.parts.fact(_upper, _upper)])
+        self._scripted = frozenset([self.parts.modules[number] for number in self.parts.fact(_scripted, _scripted)])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -250,7 +252,7 @@ class Watch:
         # a model without attention: each feature starts its own graph
         if candidates and not self._attends(candidates[0]):
             return pixels
-        require_gradients = [parameter.requires_grad for parameter in parameters_of(self._model)]
+        require_gradients = [parameter.requires_grad for parameter in self.parts.parameters()]
         all_are_trained = bool(require_gradients) and False not in require_gradients
         if all_are_trained or pixels.requires_grad:
             return pixels
@@ -312,12 +314,12 @@ class Watch:
 
 def _upper(parts: Parts) -> list[int]:
     """Return the numbers of the parts of a model that may be called alone, as `model.encoder` is."""
-    return [number for number, name in enumerate(parts.values()) if name and name.count(".") < 2]
+    return [number for number, name in enumerate(parts.names) if name and name.count(".") < 2]
 
 
 def _scripted(parts: Parts) -> list[int]:
     """Return the numbers of the parts that TorchScript runs."""
-    return [number for number, part in enumerate(parts) if isinstance(part, torch.jit.ScriptModule)]
+    return [number for number, part in enumerate(parts.modules) if isinstance(part, torch.jit.ScriptModule)]
 
 
 def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:

@@ -159,7 +159,7 @@ def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watc
 
     with Attempt() as attempt:
         bare = without_values(model)
-        with torch.no_grad(), same_randomness(), without_checkpoints(bare), module_hooks(bare, after=after):
+        with torch.no_grad(), same_randomness(), without_checkpoints(bare.modules()), module_hooks(bare, after=after):
             bare(torch.empty(1, channels, *size, device="meta"))
     return None if attempt.failed else counts
 

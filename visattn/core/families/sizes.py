@@ -62,7 +62,7 @@ def _attempted(model: nn.Module, channels: int, size: tuple[int, int], *, repeat
         with (
             torch.no_grad(),
             same_randomness(),
-            without_checkpoints(bare),
+            without_checkpoints(bare.modules()),
             nullcontext() if repeating else _WithoutRepeats(pixels),
         ):
             bare(pixels)

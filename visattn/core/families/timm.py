@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import timm.data
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from visattn._support.faces import Later
 from visattn._support.language import worded
 from visattn._support.memory import OfStructure
-from visattn._support.parts import Parts, fact_of_build, parts_of
+from visattn._support.parts import Parts, parts_of
 from visattn.core.capturing import ModelDescription
 from visattn.core.families.published import of_timm
 from visattn.core.families.spec import InputSpec, per_channel, sources
@@ -37,13 +38,16 @@ def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
         tokens = {f"{where}.{i}": part for i, part in enumerate(parts)}
     if isinstance(named.get("norm"), nn.Module) and not isinstance(named["norm"], nn.Identity):
         tokens["norm"] = named["norm"]
-    modules = [*parts_of(model)]
-    adding: list[tuple[str, Any]] = [(name, modules[number]) for number, name in fact_of_build(model, _adding, _adding)]
-    blocks = {block.attn: (name, block) for name, block in adding}
+
+    @cache
+    def blocks() -> dict[nn.Module, tuple[str, nn.Module]]:
+        every = parts_of(model)
+        adding: list[tuple[str, Any]] = [(every.names[number], every.modules[number]) for number in every.fact(_adding, _adding)]
+        return {block.attn: (name, block) for name, block in adding}
 
     def output_weight(owner: nn.Module) -> Tensor | None:
-        weight = _projection(owner, owner in blocks)
-        scale = _layer_scale(blocks[owner][1]) if owner in blocks else None
+        weight = _projection(owner, owner in blocks())
+        scale = _layer_scale(blocks()[owner][1]) if owner in blocks() else None
         return weight if weight is None or scale is None else weight * scale[:, None]
 
     return ModelDescription(
@@ -51,7 +55,7 @@ def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
         _readout(model),
         provenance,
         output_weight,
-        lambda owner: blocks[owner][0] if owner in blocks else None,
+        lambda owner: blocks()[owner][0] if owner in blocks() else None,
         _answers_at_keys,
     )
 
@@ -149,10 +153,10 @@ _PRE_NORM = frozenset(
 )
 
 
-def _adding(parts: Parts) -> list[tuple[int, str]]:
-    """Return numbers and names of the blocks `x + scale * attn(norm1(x))` that are of a class whose source we have verified."""
-    kinds = [(type(part).__module__, type(part).__name__) for part in parts]
-    return [(number, name) for number, (kind, name) in enumerate(zip(kinds, parts.values(), strict=True)) if kind in _PRE_NORM]
+def _adding(parts: Parts) -> list[int]:
+    """Return the numbers of the blocks `x + scale * attn(norm1(x))` that are of a class whose source we have verified."""
+    kinds = [(type(part).__module__, type(part).__name__) for part in parts.modules]
+    return [number for number, kind in enumerate(kinds) if kind in _PRE_NORM]
 
 
 def _layer_scale(block: Any) -> Tensor | None:  # noqa: ANN401

@@ -20,13 +20,13 @@ from visattn.core.capturing.placing.operation_table import row_of
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.trace.call_tensors import SWITCH, results_of
+from visattn.core.capturing.trace.marks import mark_of
 from visattn.core.capturing.trace.tape import Entry, Ref, Tape
 from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 from visattn.core.records import PROBES, Readout, probes_of, shares_of
 
 APART = "the model's output holds each token apart"
 VALUES = "which tokens the output is computed from depends on their values"
-_MOST = 1 << 22  # numbers of a weight of which a copy is kept; the gradient at a larger one is taken each time
 _PARALLEL = 1e-4  # largest difference between directions that count as one
 
 
@@ -57,7 +57,7 @@ class Readouts:
         """Find the calls behind the cut that are linear in its tokens."""
         self._tape, self._cut, self.images = tape, cut, images
         self._linear, self._ends = _linear(tape, cut)
-        self._used: list[tuple[Home, Tensor]] = []  # places of the weights, and copies of them
+        self._used: list[tuple[Home, Tensor]] = []  # places of the weights, and their marks
         self._shares: tuple[Tensor, ...] | None = None
         self._taken = False
         self.named: dict[int, Readout] = {}
@@ -65,8 +65,8 @@ class Readouts:
 
     def ask(self, verdicts: Verdicts) -> Verdict | None:
         """Ask whether all weights are those that the shares were taken with; None if there are none to compare."""
-        pairs = [(home.tensor(), copy) for home, copy in self._used]
-        conditions = [(tensor.detach() == copy).all() for tensor, copy in pairs if tensor is not None and _fits(tensor, copy)]
+        pairs = [(_marked(home), mark) for home, mark in self._used]
+        conditions = [(now == mark).all() for now, mark in pairs if now is not None and _fits(now, mark)]
         return verdicts.on(torch.stack(conditions).all()) if conditions and len(conditions) == len(pairs) else None
 
     def shares(self, weights_are_same: Verdict | None = None) -> tuple[Tensor, ...] | None:
@@ -90,7 +90,7 @@ class Readouts:
         return self._shares
 
     def _are_same(self) -> bool:
-        return all(_is_same(home.tensor(), copy) for home, copy in self._used)
+        return all(_is_same(_marked(home), mark) for home, mark in self._used)
 
     def _measured(self, weigh: Callable[[Tensor], Tensor] = Tensor.detach) -> tuple[Tensor, ...] | None:
         """Take the gradient of the ends of the linear part at the tokens, and return the shares; None if they depend on values.
@@ -171,8 +171,7 @@ class Readouts:
         tensor = None if outside.home is None else outside.home.tensor()
         if outside.home is None or tensor is None:
             raise _Changing
-        copy = tensor.detach().clone() if tensor.numel() <= _MOST else tensor.new_empty(0)
-        self._used.append((outside.home, copy))
+        self._used.append((outside.home, mark_of(tensor)))
         tensors[slot] = _plain(self._weigh(tensor) if outside.kind == "parameter" else tensor.detach())
         return tensors[slot]
 
@@ -184,13 +183,18 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _is_same(tensor: Tensor | None, copy: Tensor) -> bool:
-    """Check whether weights still equal their copy. Contents are compared, since PyTorch does not count writes through `.data`."""
-    return tensor is not None and _fits(tensor, copy) and torch.equal(tensor.detach(), copy)
+def _marked(home: Home) -> Tensor | None:
+    tensor = home.tensor()
+    return None if tensor is None else mark_of(tensor)
 
 
-def _fits(tensor: Tensor, copy: Tensor) -> bool:
-    return (tensor.dtype, tensor.shape, tensor.device) == (copy.dtype, copy.shape, copy.device)
+def _is_same(now: Tensor | None, mark: Tensor) -> bool:
+    """Check whether the mark of a weight is that of the time before."""
+    return now is not None and _fits(now, mark) and torch.equal(now, mark)
+
+
+def _fits(now: Tensor, mark: Tensor) -> bool:
+    return (now.dtype, now.shape, now.device) == (mark.dtype, mark.shape, mark.device)
 
 
 def _probes(ends: Sequence[Tensor], images: int, *, at_output: bool) -> list[list[Tensor]]:

@@ -77,7 +77,7 @@ class CaptureMode(TorchFunctionMode):
 
     def __init__(
         self,
-        model: nn.Module,
+        owners: Owners,
         receive: Receive,
         replace: Replace | None,
         answers_at_keys: Callable[[nn.Module], bool],
@@ -86,7 +86,7 @@ class CaptureMode(TorchFunctionMode):
     ) -> None:
         """Prepare to intercept calls; the model itself is not modified. `answers_at_keys`: see `ModelDescription`; `vectors`: `Watch`."""
         super().__init__()
-        self.owners, self._receive, self._replace = Owners(model), receive, replace
+        self.owners, self._receive, self._replace = owners, receive, replace
         self._answers_at_keys = answers_at_keys
         self.tracer: Tracer | None = None
         self.twin: tuple[Tensor, Tensor] | None = None

@@ -8,7 +8,7 @@ from types import FrameType
 from torch import nn
 from torch.fx import GraphModule
 
-from visattn._support.parts import parts_of
+from visattn._support.parts import Parts
 
 
 class Owners:
@@ -19,10 +19,9 @@ class Owners:
         modules: All modules, in the same order.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Collect the modules of a model."""
-        self.names = parts_of(model)
-        self.modules = list(self.names)
+    def __init__(self, parts: Parts) -> None:
+        """Store the modules of a model."""
+        self.names, self.modules = parts.named(), parts.modules
 
     def current(self) -> tuple[str, nn.Module] | None:
         """Return name and module of the innermost module of the model that has a running method; None if there is none.

@@ -110,10 +110,11 @@ class Comparison:
         if kwargs or entry.kwargs:
             if not kwargs or [*kwargs] != [*entry.kwargs]:
                 return False
-            args = (*args,)
+            args = [*args]
             for name in kwargs:
                 args += (kwargs[name],)
-        slots_before, outside = living.count, self.tape.outside
+        refs, versions, outside = living.refs, living.versions, self.tape.outside
+        count = slots_before = living.count
         try:
             for value, (slot, recorded) in zip(args, quick, strict=True):
                 if slot < 0:  # no tensor
@@ -121,16 +122,16 @@ class Comparison:
                         break
                     if slot == _LIST and [*map(type, value)] != [*map(type, recorded)]:  # True equals 1
                         break
-                elif slot < living.count:  # a tensor that was met before
-                    tensor, version = living.refs[slot](), living.versions[slot]
+                elif slot < count:  # a tensor that was met before
+                    tensor, version = refs[slot](), versions[slot]
                     if tensor is None or tensor is not value or (version is not None and version != tensor._version):
                         break
-                elif slot != living.count or slot not in outside or not self._members.is_kept(value, outside[slot]):
+                elif slot != count or slot not in outside or not self._members.is_kept(value, outside[slot]):
                     break
                 else:  # a tensor of the model that is met for the first time
-                    living.versions += (value._version if living.versioned else None,)
-                    living.refs += (Weak(value),)
-                    living.count += 1
+                    versions += (value._version if living.versioned else None,)
+                    refs += (Weak(value),)
+                    living.count = count = count + 1
             else:
                 if not entry.kernels or self._notes_kernels(entry):
                     return True

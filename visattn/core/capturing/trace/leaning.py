@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from visattn.core.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kernel_of, kernel_with, mass_of
 from visattn.core.capturing.trace.living import Living
+from visattn.core.capturing.trace.marks import LARGE, mark_of
 from visattn.core.capturing.trace.tape import Entry, Tape
 from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 
-_LARGE = 1 << 15  # weights of a kernel above which its projection is several times faster than its mass
 _Kernels = tuple[tuple[int, Kind, Kernel], ...]
 
 
@@ -43,9 +42,9 @@ class Leaning:
                 if weight is None:
                     return False
                 is_kept = slot in tape.outside and tape.outside[slot].home is not None
-                is_projected = is_kept and weight.numel() > _LARGE
+                is_projected = is_kept and weight.numel() > LARGE
                 large += (weight if is_projected else None,)
-                marks += (_projection(weight) if is_projected else mass_of(weight),)
+                marks += (mark_of(weight) if is_projected else mass_of(weight),)
         self._ran += ((entry, large, marks),)
         return True
 
@@ -113,7 +112,7 @@ def _kernel(weight: Tensor | None, mark: Tensor, kind: Kind) -> Kernel:
     """Return what a kernel says about places; a large one, `weight`, must still be as it was when it left its mark."""
     if weight is None:
         return kernel_with(mark.cpu(), kind)
-    return kernel_of(weight, kind) if torch.equal(_projection(weight), mark) else UNKNOWN
+    return kernel_of(weight, kind) if torch.equal(mark_of(weight), mark) else UNKNOWN
 
 
 def _are_equal(marks: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
@@ -122,16 +121,3 @@ def _are_equal(marks: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
 
 def _joined(marks: Sequence[Tensor]) -> Tensor:
     return torch.cat([mark.flatten() for mark in marks])
-
-
-def _projection(weight: Tensor) -> Tensor:
-    """Project each row of a kernel to a random direction: a write that changes no row's projection is as likely as none at all."""
-    weight = weight.detach()
-    is_channels_last = weight.ndim == 4 and not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
-    rows = (weight.permute(0, 2, 3, 1) if is_channels_last else weight).flatten(1)
-    return torch.mv(rows, _direction(rows.shape[1], rows.dtype, rows.device))
-
-
-@lru_cache(64)
-def _direction(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(size)).to(device, dtype)
