@@ -137,16 +137,18 @@ def test_shares_follow_the_weights() -> None:
     assert third[0][0].tolist() == pytest.approx([0.25, 0, 0, 0, 0, 0.75])
 
 
-@pytest.mark.parametrize(("size", "kept"), [(1 << 22, True), ((1 << 22) + 1, False)])
-def test_large_weights_are_not_copied(size: int, kept: bool) -> None:
-    model = Model(lambda model, x: x.mean(1) + model.get_parameter("large")[:1])
-    model.large = nn.Parameter(torch.zeros(size))
+@pytest.mark.parametrize("rows", [3, 300])  # of a small weight, which is copied, and of a large one, which leaves a mark
+def test_shares_are_taken_again_when_a_weight_was_written(rows: int) -> None:
+    model = Model(lambda model, x: x.mean(1) + model.get_parameter("weight")[:1, :1])
+    model.weight = nn.Parameter(torch.zeros(rows, 300))
     _, found = conclusions(model)
     readouts = found.readouts
     assert readouts is not None
     first = readouts.shares()
     assert first is not None
-    assert (readouts.shares() is first) is kept
+    assert readouts.shares() is first
+    model.weight.data[-1, -1] = 1e-3
+    assert readouts.shares() is not first
 
 
 def test_the_cut_is_the_result_of_attention_if_the_next_call_merges_its_tokens() -> None:

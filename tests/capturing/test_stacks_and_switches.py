@@ -97,9 +97,10 @@ def test_modules_have_the_names_that_pytorch_gives_them() -> None:
     model.register_module("nothing", None)
     model.append(nn.Identity())
     expected = [(name, module) for name, module in model.named_modules()]
-    assert [(name, module) for module, name in parts_of(model).named().items()] == expected
+    parts = parts_of(model)
+    assert [*zip(parts.names, parts.modules, strict=True)] == expected
     assert Owners(parts_of(model)).modules == [module for _, module in expected]
-    assert parts_of(shared).named() == {shared: ""}
+    assert (parts_of(shared).names, parts_of(shared).modules) == (("",), [shared])
 
 
 def below(owners: Owners, frames: int) -> Any:

@@ -123,16 +123,9 @@ def seeded(seed: int) -> Iterator[None]:
     with same_randomness(), torch.random.fork_rng(devices):
         random.seed(number)
         np.random.seed(number % 2**32)  # noqa: NPY002
-        _seed_torch(number % 2**64)
+        # without an accelerator several times faster than `torch.manual_seed`, which formats a stack for each kind of them
+        (torch.manual_seed if _has_accelerator() else torch.default_generator.manual_seed)(number % 2**64)
         yield
-
-
-def _seed_torch(number: int) -> None:
-    """Seed PyTorch; without an accelerator several times faster than `torch.manual_seed`, which formats a stack for each kind of them."""
-    if _has_accelerator():
-        torch.manual_seed(number)
-    else:
-        torch.default_generator.manual_seed(number)
 
 
 @cache
@@ -155,10 +148,10 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
         ModelError: If the model cannot be put into evaluation mode, for example because it contains itself.
     """
     parts = parts_of(model)
-    modes = [(module, module.training) for module in parts.modules]
+    modes = [module.training for module in parts.modules]
     trained: list[nn.Parameter] = []
     try:
-        if True in [training for _, training in modes]:
+        if True in modes:
             _evaluate(model)
         if frozen:
             _freeze(parts, trained)
@@ -167,7 +160,7 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad = True
-        for module, training in modes:
+        for module, training in zip(parts.modules, modes, strict=True):
             if module.training is not training:  # setting an attribute of a module is slow
                 module.training = training
 

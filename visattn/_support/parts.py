@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
@@ -12,35 +12,38 @@ from torch import nn
 T = TypeVar("T")
 
 
-class Parts:
+class Parts(NamedTuple):
     """Modules of a model as it is built now.
 
     Attributes:
         modules: The modules, in the order of `named_modules`.
         names: Their dotted names, in the same order.
+        build: How they are built.
     """
 
-    def __init__(self, build: _Build, modules: Sequence[nn.Module]) -> None:
-        """Store the modules."""
-        self._build, self.modules, self.names = build, modules, build.names
-
-    def named(self) -> dict[nn.Module, str]:
-        """Return the names by module."""
-        return dict(zip(self.modules, self.names, strict=True))
+    modules: Sequence[nn.Module]
+    names: Sequence[str]
+    build: _Build
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters; one that several modules share comes several times."""
-        if not self._build.lasts:
+        if not self.build.lasts:
             return list(self.modules[0].parameters())
-        holders = [module._parameters for module in self.modules]
-        return [parameter for held in holders for name in held if (parameter := held[name]) is not None]
+        parameters: list[nn.Parameter] = []
+        for module in self.modules:
+            held = module._parameters
+            for name in held:
+                parameter = held[name]
+                if parameter is not None:
+                    parameters += (parameter,)
+        return parameters
 
     def fact(self, question: Hashable, find: Callable[[Parts], T]) -> T:
         """Return the result of `find`, which is kept until the model is built otherwise.
 
         It must follow from names, classes and children of the modules alone, and must not hold a module.
         """
-        facts = self._build.facts
+        facts = self.build.facts
         if question not in facts:
             facts[question] = find(self)
         fact: T = facts[question]
@@ -60,8 +63,14 @@ class _Build:
         """Note how the modules are built."""
         self.names = tuple(parts.values())
         self.facts: dict[Hashable, Any] = {}
-        self._modules = [(ref(module), type(module), _children(module)) for module in parts]
-        self.lasts = all(type(module._modules) in (dict, OrderedDict) for module in parts)
+        self.lasts = True
+        self._modules: list[tuple[ref[nn.Module], type, list[tuple[str, ref[nn.Module] | None]]]] = []
+        for module in parts:
+            children: list[tuple[str, ref[nn.Module] | None]] = []
+            for name, child in module._modules.items():
+                children.append((name, None if child is None else ref(child)))
+            self._modules.append((ref(module), type(module), children))
+            self.lasts &= type(module._modules) in (dict, OrderedDict)
 
     def modules(self) -> list[nn.Module] | None:
         """Return the modules if the model is still built this way, else None.
@@ -98,11 +107,7 @@ def parts_of(model: nn.Module) -> Parts:
         listed = _listed(model)
         build, modules = _Build(listed), list(listed)
         _builds[model] = build
-    return Parts(build, modules)
-
-
-def _children(module: nn.Module) -> list[tuple[str, ref[nn.Module] | None]]:
-    return [(name, None if child is None else ref(child)) for name, child in module._modules.items()]
+    return Parts(modules, build.names, build)
 
 
 def _listed(model: nn.Module) -> dict[nn.Module, str]:

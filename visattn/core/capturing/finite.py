@@ -15,7 +15,7 @@ from visattn.errors import CaptureError
 
 def are_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Return whether no tensor holds NaN or infinite values, as a tensor on their device: their norm is finite then."""
-    return get_total_norm([tensor for tensor in tensors if tensor.is_floating_point()]).isfinite()
+    return get_total_norm([*filter(Tensor.is_floating_point, tensors)]).isfinite()
 
 
 def check_finite(recording: Recording) -> None:

@@ -109,9 +109,8 @@ def telling(parts: Parts, modules: ModuleCalls, listener: Listener) -> None:
 
 def _gates_of(parts: Parts) -> dict[int, Gate | None]:
     """Return the modules that may gate, by number, with their `GATES` entries; None for those that are recognized by their results."""
-    gates = {number: _gate_of(module) for number, module in enumerate(parts.modules)}
     return {
-        number: gate for number, module in enumerate(parts.modules) if (gate := gates[number]) is not None or _may_gate(module)
+        number: gate for number, module in enumerate(parts.modules) if (gate := _gate_of(module)) is not None or _may_gate(module)
     }
 
 

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -71,7 +72,7 @@ class ModuleCalls:
 
     def follow(self) -> None:
         """Hear the modules that have callbacks until `wait`: the whole model has begun a forward pass."""
-        if any(isinstance(module, RecursiveScriptModule) for module in (*self.before, *self.after)):
+        if RecursiveScriptModule in map(type, (*self.before, *self.after)):
             self.follow_part()  # these take no hooks
             return
         self._remove(self._befores, self._afters)
@@ -79,12 +80,6 @@ class ModuleCalls:
             self._befores.append(module.register_forward_pre_hook(_Hook(self._begun), prepend=True))
         for module in self.after:
             self._afters.append(module.register_forward_hook(_Hook(self._ended), prepend=True, always_call=True))
-
-    def clear(self) -> None:
-        """Drop all callbacks."""
-        self.before.clear()
-        self.after.clear()
-        self.outside.clear()
 
     @staticmethod
     def _remove(*lists: list[RemovableHandle]) -> None:
@@ -117,14 +112,8 @@ class ModuleCalls:
         return replaced
 
 
-class _Hook:
+class _Hook(partial[Any]):
     """Hook on a module for the time of a forward pass. A copy of it, in a copy of the module, does nothing."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
-
-    def __call__(self, *given: Any) -> Any:  # noqa: ANN401 - as a hook
-        return self._run(*given)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
         return _Hook, (_nothing,)

@@ -290,7 +290,8 @@ class _Session:
                 return None
             slot = self.watch.want(first)
             output = self._with_graph(first)
-            value = self._copied(output)
+            value = _owned(output)
+            self._copies.append(value)
 
             def keep_feature(forward: Forward) -> None:
                 tokens = forward.tokens(slot)
@@ -316,7 +317,8 @@ class _Session:
                 return None
             slot = self.watch.want(first) if first.ndim in (3, 4) else None
             output = self._with_graph(first)
-            value = self._copied(output)
+            value = _owned(output)
+            self._copies.append(value)
 
             def keep_feature(forward: Forward) -> None:
                 """Keep the copy, when the forward pass has ended and its tokens are located."""
@@ -334,12 +336,6 @@ class _Session:
 
         return keep
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a feature, which must be finite."""
-        copy = _owned(tensor)
-        self._copies.append(copy)
-        return copy
-
     def _with_graph(self, output: Tensor) -> Tensor:
         """Return `output`; if gradients are needed and it has no graph, detach it and start one here."""
         return output.detach().requires_grad_() if self._gradients and not output.requires_grad else output
@@ -353,7 +349,8 @@ class _Session:
         if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
         first_flattened_axis = {"channel_gate": 1, "branch_gate": 2}.get(role)
-        value = self._copied(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
+        value = _owned(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
+        self._copies.append(value)
         has_places = role in ("spatial_gate", "gate", "transform", "glimpse")
         slot = self.watch.want(gate if features is None else features) if has_places else None
         is_of_whole_map, size = role in ("transform", "glimpse"), gate.shape[2:]
@@ -405,8 +402,9 @@ class _Session:
             )
         if is_empty:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
-        if not all(is_finite() for is_finite in self._finite):
-            check_finite(self.recording)
+        for is_finite in self._finite:
+            if not is_finite():
+                check_finite(self.recording)
 
 
 class _Stream(NamedTuple):

@@ -94,8 +94,9 @@ class Watch:
         self._inputs = Inputs()
         self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
         self._slots: set[int] = set()  # slots whose tokens were requested
-        self._parts = frozenset([self.parts.modules[number] for number in self.parts.fact(_upper, _upper)])
-        self._scripted = frozenset([self.parts.modules[number] for number in self.parts.fact(_scripted, _scripted)])
+        upper, scripted = self.parts.fact(_roles, _roles)
+        self._parts = frozenset(map(self.parts.modules.__getitem__, upper))
+        self._scripted = frozenset(map(self.parts.modules.__getitem__, scripted))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -103,7 +104,8 @@ class Watch:
         before, after, outside = self.modules.before, self.modules.after, self.modules.outside
         for module in (self._model, *self._scripted):
             before.setdefault(module, []).insert(0, self._begun)
-        outside.update((part, [self._begun]) for part in self._parts if part not in self._scripted)
+        for part in self._parts - self._scripted:
+            outside[part] = [self._begun]
         after.setdefault(self._model, []).append(self._left)
         with ExitStack() as stack:
             stack.callback(self._clear)
@@ -123,7 +125,8 @@ class Watch:
     def _clear(self) -> None:
         """Break all reference cycles, so that nothing waits for the garbage collector."""
         self._mode.tracer = self._mode.twin = None
-        self.modules.clear()
+        for callbacks in (self.modules.before, self.modules.after, self.modules.outside):
+            callbacks.clear()
         for name in ("_mode", "_ask", "_finish", "_drop"):
             self.__dict__.pop(name)
 
@@ -312,14 +315,15 @@ class Watch:
         return None if readouts is None else readouts.ask(verdicts)
 
 
-def _upper(parts: Parts) -> list[int]:
-    """Return the numbers of the parts of a model that may be called alone, as `model.encoder` is."""
-    return [number for number, name in enumerate(parts.names) if name and name.count(".") < 2]
-
-
-def _scripted(parts: Parts) -> list[int]:
-    """Return the numbers of the parts that TorchScript runs."""
-    return [number for number, part in enumerate(parts.modules) if isinstance(part, torch.jit.ScriptModule)]
+def _roles(parts: Parts) -> tuple[list[int], list[int]]:
+    """Return the numbers of the parts that may be called alone, as `model.encoder` is, and of those that TorchScript runs."""
+    upper, scripted = list[int](), list[int]()
+    for number, (part, name) in enumerate(zip(parts.modules, parts.names, strict=True)):
+        if name and name.count(".") < 2:
+            upper.append(number)
+        if isinstance(part, torch.jit.ScriptModule):
+            scripted.append(number)
+    return upper, scripted
 
 
 def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:

@@ -30,7 +30,7 @@ _stems: OfStructure[bool | None] = OfStructure()
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe a timm model for `capture`; the positions of its tokens are traced from the pixels."""
-    named = {name: part for name, part in model._modules.items() if part is not None}
+    named = dict(model.named_children())
     parts = next((named[name] for name in ("blocks", "stages", "layers", "levels") if name in named), None)
     tokens: dict[str, nn.Module] = {}
     if isinstance(parts, (nn.Sequential, nn.ModuleList)):
@@ -73,12 +73,12 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     """
     config = timm.data.resolve_model_data_config(model)
     stem: Any = getattr(model, "patch_embed", None)
-    fixed = _fixed_size(model)
+    fixed = getattr(stem, "img_size", None)
     stride: Any = tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1)
     pretrained: Any = getattr(model, "pretrained_cfg", None) or {}
     convolutional = stem is None and pretrained.get("fixed_input_size") is False
     dynamic = bool(getattr(model, "dynamic_img_size", False)) or convolutional
-    size = fixed or tuple(config["input_size"][1:])
+    size = tuple(fixed or config["input_size"][1:])
     if asked is not None and dynamic:
         size = tuple(max(1, round(side / step)) * step for side, step in zip(asked, stride, strict=True))
     elif asked is not None and size != asked:
@@ -113,12 +113,6 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
 def remember(model: nn.Module) -> nn.Module:
     """State that a model has its published weights, so that the preprocessing and the classes that timm has published are its own."""
     return state(model, input={"family": "timm"}, classes=_published_classes(model))
-
-
-def _fixed_size(model: nn.Module) -> tuple[int, int] | None:
-    """Return the only size that a model takes; None if it takes others."""
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return None if size is None else tuple(size)
 
 
 def _channels(model: nn.Module, size: tuple[int, int]) -> int:
@@ -215,5 +209,6 @@ def cam_layer(model: Any) -> str | None:  # noqa: ANN401
     blocks = getattr(model, "blocks", None)
     if isinstance(blocks, (nn.Sequential, nn.ModuleList)) and hasattr(blocks[-1], "norm1"):
         return f"blocks.{len(blocks) - 1}.norm1"
-    size = _fixed_size(model) or tuple(timm.data.resolve_model_data_config(model)["input_size"][1:])
+    fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    size = tuple(fixed or timm.data.resolve_model_data_config(model)["input_size"][1:])
     return feature_maps.last_feature_map(model, _channels(model, size), size)

@@ -66,10 +66,14 @@ def tokens_of(chosen: str, layout: TokenLayout) -> list[range]:
     Raises:
         OptionError: If a query is unknown or the model has no such token.
     """
-    every = range(len(layout))
-    sets = {"mean": every[len(layout.prefix) :] if layout.cells else every, "all": every}
-    numbers = [(name, 0 if name in sets else token_of(name, layout)) for name in chosen.split("+")]
-    return [sets.get(name, range(number, number + 1)) for name, number in numbers]
+    every, tokens = range(len(layout)), list[range]()
+    for name in chosen.split("+"):
+        if name in ("mean", "all"):
+            tokens.append(every[len(layout.prefix) :] if layout.cells and name == "mean" else every)
+        else:
+            number = token_of(name, layout)
+            tokens.append(range(number, number + 1))
+    return tokens
 
 
 def named(query: str, layout: TokenLayout) -> str:

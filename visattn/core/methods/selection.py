@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -47,9 +46,10 @@ def of_the_image(recording: Recording) -> Recording:
 
     Of tokens that could not be located, it is known that they do not meet those of the image if they do not depend on it.
     """
-    if _share_one_grid(recording.records):
+    layouts = {id(layout): layout for record in recording for layout in (record.queries, record.keys)}
+    located = {layout for layout in layouts.values() if layout.grid}
+    if located and len(layouts) == 1:  # as in most models
         return recording
-    located = {layout for record in recording for layout in (record.queries, record.keys) if layout.grid}
     if not located:
         return recording
     pairs = [{record.queries, record.keys} for record in recording]
@@ -59,14 +59,6 @@ def of_the_image(recording: Recording) -> Recording:
     lost = [record.reason is not None and record.keys.space != "apart" for record in recording]
     kept = [record for record, pair, unknown in zip(recording, pairs, lost, strict=True) if pair & met or unknown]
     return recording if len(kept) == len(pairs) else replace(recording, records=kept)
-
-
-def _share_one_grid(records: Sequence[AttentionRecord]) -> bool:
-    """Check whether all attention is among the same tokens of the image, as in most models."""
-    tokens = records[0].keys if records else None
-    if tokens is None or not tokens.grid:
-        return False
-    return all(record.queries is tokens and record.keys is tokens for record in records)
 
 
 def graded(recording: Recording) -> Recording:

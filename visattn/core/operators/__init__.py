@@ -9,25 +9,29 @@ canonical order; -1 marks padding.
 from typing import TYPE_CHECKING
 
 from visattn._support.faces import face
+from visattn.core.operators.operator import ROWS, Operator, Tile
+from visattn.core.operators.softmax import SoftmaxOperator
+from visattn.core.operators.weight_gradients import (
+    Gradient,
+    MatrixGradient,
+    OuterGradient,
+)
 
 if TYPE_CHECKING:
-    from visattn.core.operators.explicit import MatrixOperator as MatrixOperator, SumOperator as SumOperator
-    from visattn.core.operators.operator import ROWS as ROWS, Operator as Operator, Tile as Tile
-    from visattn.core.operators.sampled import SampledOperator as SampledOperator
-    from visattn.core.operators.softmax import SoftmaxOperator as SoftmaxOperator
-    from visattn.core.operators.weight_gradients import (
-        Gradient as Gradient,
-        MatrixGradient as MatrixGradient,
-        OuterGradient as OuterGradient,
-    )
+    from visattn.core.operators.explicit import MatrixOperator, SumOperator
+    from visattn.core.operators.sampled import SampledOperator
 else:
-    __getattr__, __dir__, __all__ = face(
-        __name__,
-        {
-            ".explicit": ["MatrixOperator", "SumOperator"],
-            ".operator": ["ROWS", "Operator", "Tile"],
-            ".sampled": ["SampledOperator"],
-            ".softmax": ["SoftmaxOperator"],
-            ".weight_gradients": ["Gradient", "MatrixGradient", "OuterGradient"],
-        },
-    )
+    __getattr__, *_ = face(__name__, {".explicit": ["MatrixOperator", "SumOperator"], ".sampled": ["SampledOperator"]})
+
+__all__ = [
+    "ROWS",
+    "Gradient",
+    "MatrixGradient",
+    "MatrixOperator",
+    "Operator",
+    "OuterGradient",
+    "SampledOperator",
+    "SoftmaxOperator",
+    "SumOperator",
+    "Tile",
+]

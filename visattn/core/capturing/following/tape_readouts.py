@@ -20,9 +20,8 @@ from visattn.core.capturing.placing.operation_table import row_of
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.trace.call_tensors import SWITCH, results_of
-from visattn.core.capturing.trace.marks import mark_of
 from visattn.core.capturing.trace.tape import Entry, Ref, Tape
-from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
+from visattn.core.capturing.trace.verdicts import Verdict, Verdicts, mark_of
 from visattn.core.records import PROBES, Readout, probes_of, shares_of
 
 APART = "the model's output holds each token apart"
@@ -84,7 +83,7 @@ class Readouts:
                 self._shares = self._measured()
                 if self._shares is not None and not any(bool(part.any()) for part in self._shares):
                     self._shares = self._measured(torch.randn_like)  # a head of zeros, as before training
-            self._shares = None if self._shares is None else tuple(part.cpu() for part in self._shares)
+            self._shares = None if self._shares is None else tuple(map(Tensor.cpu, self._shares))
         except Exception:  # a call that cannot be repeated
             self._shares = None
         return self._shares

@@ -40,7 +40,7 @@ else:
     flex = Later("visattn.core.capturing.intercept.flex")
 
 _LONG = 512  # number of queries above which reading the kernel's log-sum-exp is cheaper than computing a softmax
-_FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
+_FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default, flex_attention})
 _PLAIN_TYPES = frozenset({(), (Tensor,), (nn.Parameter,), (Tensor, nn.Parameter), (nn.Parameter, Tensor)})
 _CHANGED = "runs in a mode, or on a class of tensors, that changes it"
 _NESTED = "runs on nested tensors"
@@ -167,9 +167,9 @@ class CaptureMode(TorchFunctionMode):
             return self._ask(tracer, func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return plainly(self._in_parts, args, kwargs)
-        may_attend = _is_fused(func) or operation_of(func).name in _ATTENDING
+        may_attend = func in _FUSED or operation_of(func).name in _ATTENDING
         if may_attend:
-            return self._run_candidate(func, args, kwargs, odd=odd)
+            return self._run_candidate(tracer, None, func, args, kwargs, odd=odd)
         out = tracer.run(func, args, kwargs)
         self._note(func, args, kwargs, out)
         return out
@@ -186,7 +186,7 @@ class CaptureMode(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run a call that the known tape expects as its `entry`, and return its result; `odd`: see `_run`."""
         if entry.attention is not None:
-            return self._run_readable(tracer, entry, func, args, kwargs, odd=odd)
+            return self._run_candidate(tracer, entry, func, args, kwargs, odd=odd)
         run = tracer.run if entry.contents else plainly  # contents of index tensors may differ from those on the tape
         out = run(func, args, kwargs)
         tracer.confirm(entry, args, kwargs, out)
@@ -207,28 +207,6 @@ class CaptureMode(TorchFunctionMode):
 
     def _run_candidate(
         self,
-        func: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        odd: bool,
-    ) -> Any:  # noqa: ANN401
-        """Run a call that may be attention, such as a product of matrices, and that the known tape does not expect; `odd`: see `_run`."""
-        tracer, fused = self.tracer, _is_fused(func)
-        assert tracer is not None  # noqa: S101
-        reasons = (reason for tensor in tensors_of(args, kwargs) if (reason := _why_unreadable(tensor)))
-        reason = next(reasons, "")
-        if reason:
-            if fused or operation_of(func).name in SOFTMAX:
-                self._hide(reason)
-            if reason != _NESTED:
-                tracer.distrust()
-            return plainly(func, args, kwargs)
-        entry = tracer.elsewhere(func, args, kwargs) if tracer.known else None
-        return self._run_readable(tracer, entry, func, args, kwargs, odd=odd)
-
-    def _run_readable(
-        self,
         tracer: Tracer,
         entry: Entry | None,
         func: Callable[..., Any],
@@ -237,11 +215,21 @@ class CaptureMode(TorchFunctionMode):
         *,
         odd: bool,
     ) -> Any:  # noqa: ANN401
-        """Run a call that may be attention; if it is attention of a layer, pass it to the receiver.
+        """Run a call that may be attention, such as a product of matrices; if it is attention of a layer, pass it to the receiver.
 
         `entry` is the entry of the known tape that the call matches, if any; `odd`: see `_run`.
         """
-        fused, attention = _is_fused(func), None if entry is None else entry.attention
+        reasons = () if entry is not None else map(_why_unreadable, tensors_of(args, kwargs))
+        reason = next(filter(None, reasons), "")
+        if reason:
+            if func in _FUSED or operation_of(func).name in SOFTMAX:
+                self._hide(reason)
+            if reason != _NESTED:
+                tracer.distrust()
+            return plainly(func, args, kwargs)
+        if entry is None and tracer.known:
+            entry = tracer.elsewhere(func, args, kwargs)
+        fused, attention = func in _FUSED, None if entry is None else entry.attention
         may_be_product = not fused and (entry is None or attention is not None)
         product = self._product(tracer, func, args, kwargs, attention) if may_be_product else None
         owner = None  # module that computes the attention, with its name
@@ -430,11 +418,6 @@ class CaptureMode(TorchFunctionMode):
 
 
 _ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
-
-
-def _is_fused(func: Callable[..., Any]) -> bool:
-    """Check whether a function computes whole attention."""
-    return func in _FUSED or func is flex_attention
 
 
 def _exchanged(value: Any, old: Tensor, new: Tensor) -> Any:  # noqa: ANN401

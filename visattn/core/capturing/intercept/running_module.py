@@ -21,7 +21,7 @@ class Owners:
 
     def __init__(self, parts: Parts) -> None:
         """Store the modules of a model."""
-        self.names, self.modules = parts.named(), parts.modules
+        self.names, self.modules = dict(zip(parts.modules, parts.names, strict=True)), parts.modules
 
     def current(self) -> tuple[str, nn.Module] | None:
         """Return name and module of the innermost module of the model that has a running method; None if there is none.

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from visattn.core.capturing.placing.kernels import UNKNOWN, Kernel, Kind, kernel_of, kernel_with, mass_of
 from visattn.core.capturing.trace.living import Living
-from visattn.core.capturing.trace.marks import LARGE, mark_of
 from visattn.core.capturing.trace.tape import Entry, Tape
-from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
+from visattn.core.capturing.trace.verdicts import LARGE, Verdict, Verdicts, mark_of
 
 _Kernels = tuple[tuple[int, Kind, Kernel], ...]
 

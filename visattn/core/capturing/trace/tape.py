@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.capturing.placing.kernels import Kernel, Kind
-from visattn.core.capturing.placing.nodes import Facts, Node
+from visattn.core.capturing.placing.nodes import Facts, Node, shape_of
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.tokens.points import Points
@@ -46,6 +47,7 @@ PLAIN = frozenset(
         type(...),
     }
 )
+_is_nested = attrgetter("is_nested")
 _ITEMS_OF_SIMPLE_LISTS = frozenset({int, bool, type(None), type(...)})
 
 
@@ -225,7 +227,7 @@ class Entry:
             if kind is Ref:
                 refs.append(value)
                 quick.append((value.slot, None))
-            elif kind in PLAIN or _is_simple_slice(value):
+            elif kind in PLAIN or (kind is slice and _is_simple_item(value)):
                 quick.append((-1, value))
             elif (kind is tuple or kind is list) and all(map(_is_simple_item, value)):
                 quick.append((-2, value))
@@ -251,25 +253,22 @@ class Entry:
         `out` is what it returned, and `overwritten` what it has overwritten.
         """
         results = (out,) if type(out) is Tensor else out
-        if (type(results) is not tuple and type(results) is not list) or not all(map(_is_simple, results)):
+        if (type(results) is not tuple and type(results) is not list) or not {*map(type, results)} <= {Tensor}:
+            return None
+        if any(map(_is_nested, results)):
             return None
         is_own = self.operation.own and getattr(self.func, "__name__", "") != "__get__"  # an attribute may come from elsewhere
         is_kept = all(slot is None or any(ref.slot == slot for ref in self.refs) for slot in self.before)
         writes_only_result = not overwritten or (len(overwritten) == 1 and overwritten[0] is out)
         is_simple = is_own and is_kept and writes_only_result and self.quick is not None and not self.contents
-        return tuple(result.shape for result in results) if is_simple else None
+        return tuple(map(shape_of, results)) if is_simple else None
 
 
 def _is_simple_item(item: object) -> bool:
-    return type(item) in _ITEMS_OF_SIMPLE_LISTS or _is_simple_slice(item)
-
-
-def _is_simple_slice(value: object) -> bool:
-    return type(value) is slice and all(part is None or type(part) is int for part in (value.start, value.stop, value.step))
-
-
-def _is_simple(result: object) -> bool:
-    return type(result) is Tensor and not result.is_nested
+    """Check whether an argument is a number, or a slice of whole numbers."""
+    if type(item) is slice:
+        return {*map(type, (item.start, item.stop, item.step))} <= {int, type(None)}
+    return type(item) in _ITEMS_OF_SIMPLE_LISTS
 
 
 def _refs_in(value: Any) -> Iterator[Ref]:  # noqa: ANN401
