@@ -102,13 +102,13 @@ class _Session:
             model,
             description,
             self._receive,
-            ask=self._ask,
             finish=self._ended,
             drop=self._drop,
             remember=remember,
             gradients=gradients,
             vectors=values,
         )
+        self.watch.ask = self._ask
         self._model, self._description, self._layers = model, description, layers
         self._values, self._gradients = values, gradients
         self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid

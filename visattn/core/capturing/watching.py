@@ -41,6 +41,7 @@ class Watch:
         ended: Whether any forward pass returned an output.
         images: Whether any forward pass received an image.
         whole: Whether the whole model was called, and not only a part of it.
+        ask: Called when a forward pass has ended, to ask for values that are read together.
         parts: Modules of the model.
         modules: Callbacks that run before and after module calls.
     """
@@ -52,7 +53,6 @@ class Watch:
         receive: Receive,
         replace: Replace | None = None,
         *,
-        ask: Callable[[Verdicts], None] = lambda _: None,
         finish: Callable[[Forward], None] = lambda _: None,
         drop: Callable[[], None] = lambda: None,
         remember: bool = True,
@@ -66,7 +66,6 @@ class Watch:
             description: Facts about the model.
             receive: See `CaptureMode`.
             replace: See `CaptureMode`.
-            ask: Called before that, to ask for values that are read together.
             finish: Called when a forward pass has ended and its tape is complete.
             drop: Called when a forward pass has failed.
             remember: Whether a forward pass may reuse the conclusions of an earlier one with the same tape.
@@ -85,9 +84,10 @@ class Watch:
             )
         self.forward, self.ended, self.images, self.whole = -1, False, False, False
         self.modules = ModuleCalls()
-        self._model, self._description, self._ask, self._finish, self._drop = model, description, ask, finish, drop
+        self._model, self._description, self._finish, self._drop = model, description, finish, drop
         self._remember, self._gradients = remember, gradients
         self.parts = parts_of(model)
+        self.ask: Callable[[Verdicts], None] | None = None
         self._mode = CaptureMode(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
@@ -127,8 +127,8 @@ class Watch:
         self._mode.tracer = self._mode.twin = None
         for callbacks in (self.modules.before, self.modules.after, self.modules.outside):
             callbacks.clear()
-        for name in ("_mode", "_ask", "_finish", "_drop"):
-            self.__dict__.pop(name)
+        for name in ("_mode", "_finish", "_drop", "ask"):
+            self.__dict__.pop(name, None)
 
     def running(self) -> bool:
         """Check whether a forward pass of this model is running in this thread."""
@@ -307,7 +307,8 @@ class Watch:
     def _asked(self, tracer: Tracer) -> Verdict | None:
         """Ask for all values that must be known, which are read together; return whether the readouts of the known tape still fit."""
         verdicts = Verdicts()
-        self._ask(verdicts)
+        if self.ask is not None:
+            self.ask(verdicts)
         if not tracer.known:
             return None
         tracer.comparison.ask(verdicts)

@@ -17,12 +17,6 @@ from visattn.core.operators.weight_gradients import (
     OuterGradient,
 )
 
-if TYPE_CHECKING:
-    from visattn.core.operators.explicit import MatrixOperator, SumOperator
-    from visattn.core.operators.sampled import SampledOperator
-else:
-    __getattr__, *_ = face(__name__, {".explicit": ["MatrixOperator", "SumOperator"], ".sampled": ["SampledOperator"]})
-
 __all__ = [
     "ROWS",
     "Gradient",
@@ -35,3 +29,9 @@ __all__ = [
     "SumOperator",
     "Tile",
 ]
+
+if TYPE_CHECKING:
+    from visattn.core.operators.explicit import MatrixOperator, SumOperator
+    from visattn.core.operators.sampled import SampledOperator
+else:
+    __getattr__, *_ = face(__name__, {".explicit": ["MatrixOperator", "SumOperator"], ".sampled": ["SampledOperator"]})
