@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.core.capturing.placing.kernels import Kernel, kernel_of, kind_of
+from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.trace.choices import Choices
 from visattn.core.capturing.trace.comparing import Comparison
 from visattn.core.capturing.trace.living import Living
@@ -252,11 +253,19 @@ def test_kernel_that_leans_elsewhere_is_another() -> None:
     slot = at.living.enlist(kernel)
     kind = kind_of((3, 3), {"padding": 1})
     assert kind is not None
-    known = entry(Ref(slot), 1)
-    known.kernels = ((slot, kind, kernel_of(kernel, kind)),)
-    assert both(at, known, kernel, 1)
-    known.kernels = (known.kernels[0], (slot, kind, Kernel(centered=False, tap=(0, 0))))
-    assert not both(at, known, kernel, 1)
+    for noted in (kernel_of(kernel, kind), Kernel(centered=False, tap=(0, 0))):
+        known = entry(Ref(slot), 1)
+        known.steps = (Step(None, {}, kernel=noted),)
+        known.kernels = ((slot, kind, noted),)
+        tape = Tape([known])
+        at.comparison.follow(tape)
+        assert both(at, known, kernel, 1)  # its values are read when the forward pass has ended
+        at.comparison.settle([])
+        (settled,) = at.comparison.tape.entries
+        assert (settled is known) == (noted.centered)
+        assert settled.kernels == ((slot, kind, kernel_of(kernel, kind)),)
+        assert settled.steps[0].kernel == kernel_of(kernel, kind)
+        assert known.steps[0].kernel == noted
 
 
 class _Points:

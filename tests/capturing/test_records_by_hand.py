@@ -72,6 +72,7 @@ def forward(located: Any = (SELF, ("before", 1)), **facts: Any) -> Any:
         "inputs": ((8, 12), 2),
         "arrangement": arrangement,
         "conclusions": lambda: None,
+        "readouts_fit": None,
         "vectors": lambda _: "vectors",
         "output_weight": lambda *_: WEIGHT,
         "tokens": lambda slot: Tokens(GRID, 2, None) if slot == 7 else None,
@@ -263,13 +264,15 @@ def read(layouts: Any, shares: Any = None, *, pools: bool, kinds: Any = (), kept
     parts = [SimpleNamespace(slot=slot, layout=layout, take=take) for slot, layout in enumerate(layouts)]
     calls = {number: None if kind is None else (Arrangement(kind, QUERIES, GRID), None) for number, kind in enumerate(kinds)}
     conclusions = SimpleNamespace(
-        cut=SimpleNamespace(pools=pools, parts=parts), readouts=SimpleNamespace(images=2, shares=lambda: shares), calls=calls
+        cut=SimpleNamespace(pools=pools, parts=parts),
+        readouts=SimpleNamespace(images=2, named={}, shares=lambda _: shares),
+        calls=calls,
     )
     return session()._read(forward(kept=lambda slot: (kept or {}).get(slot)), cast(Any, conclusions))
 
 
 def test_output_of_unknown_tokens_has_no_readout() -> None:
-    cut, readouts = SimpleNamespace(pools=True, parts=[]), SimpleNamespace(images=2, shares=lambda: None)
+    cut, readouts = SimpleNamespace(pools=True, parts=[]), SimpleNamespace(images=2, named={}, shares=lambda _: None)
     for known in ((None, None), (cut, None), (None, readouts)):
         readout = session()._read(forward(), SimpleNamespace(cut=known[0], readouts=known[1], calls={}))
         assert (readout.query, readout.layout, readout.reason) == ("", None, "")

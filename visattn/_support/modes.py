@@ -170,9 +170,10 @@ def _freeze(parts: Parts, trained: list[nn.Parameter]) -> None:
     for parameter in parts.parameters():
         if parameter.requires_grad:
             try:
-                parameter.requires_grad = False
-            except RuntimeError:  # those of inference mode are in no graph, and cannot be frozen outside of it
+                _ = parameter._version
+            except RuntimeError:  # those of inference mode have none; they are in no graph, and cannot be frozen outside of it
                 continue
+            parameter.requires_grad = False
             trained += (parameter,)
 
 

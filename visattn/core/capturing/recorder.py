@@ -26,6 +26,7 @@ from visattn.core.capturing.gates import telling
 from visattn.core.capturing.hooks import with_first
 from visattn.core.capturing.intercept.calls import Call, own
 from visattn.core.capturing.tokens.arrangement import Arrangement
+from visattn.core.capturing.trace.call_tensors import transformed
 from visattn.core.capturing.trace.tape import Attention
 from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 from visattn.core.capturing.watching import NO_IMAGES, Watch
@@ -144,7 +145,7 @@ class _Session:
 
     def _ask(self, verdicts: Verdicts) -> None:
         """Ask whether all copies of a forward pass that has ended are finite."""
-        if self._copies:
+        if self._copies and not transformed(self._copies):
             self._finite.append(verdicts.on(are_finite(self._copies)))
 
     def _ended(self, forward: Forward) -> None:
