@@ -24,7 +24,7 @@ from bench.shared import THREADS
 from visattn.nn import ATTENTION
 
 BATCH, CHANNELS, SIDE = 16, 256, 28
-SMALLER = {"nl": 4, "sagan": 4}  # batch sizes of modules that weigh all pairs of positions
+SMALLER = {"cbam": 8, "nl": 4, "sagan": 4}  # batch sizes; `nl` and `sagan` weigh all pairs of positions
 PEERS: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = {  # timm's peer comes first
     "cbam": {"timm CbamModule": lambda: CbamModule(CHANNELS, mlp_bias=True)},
     "coord": {"timm CoordAttn": lambda: CoordAttn(CHANNELS, rd_channels=8, bias=True)},

@@ -34,6 +34,11 @@ def publish(module: nn.Module, role: Role, gate: Tensor | Callable[[], Tensor], 
             listener(module, role, value, features)
 
 
+def is_heard() -> bool:
+    """Check whether there is a listener."""
+    return bool(_listeners)
+
+
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Register `listener` for all gates inside the `with` block."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from bench.parts.part import Options, Part, row, spread, unbounded
+from bench.parts.part import Options, Part, megabytes, row, spread, unbounded
 from bench.parts.processes import progress, run_json
 from visattn._support.tables import Row
 
-BOUNDS = {"cbam": 1.0, "se": 1.0}  # bounds, relative to timm
+BOUNDS = {"cbam": 0.6, "se": 1.0}  # bounds of the time, relative to timm
+PEAKS = {"cbam": 0.6}  # bounds of the peak memory, relative to timm
 ROUNDS = 40, 300  # rounds of a module, and of a module with a bound
 
 
@@ -38,6 +39,10 @@ def rows(options: Options) -> Iterator[Row]:
                 yield row(head, measured, series["ratios"][peer][0], BOUNDS[name], f"<= {BOUNDS[name]:g} x")
             else:
                 yield unbounded(head, measured)
+            if name in PEAKS:
+                ours, theirs = (run_json(sys.executable, "bench.peaks", name, other, allocator="apart") for other in (run, peer))
+                measured = f"peak memory {megabytes(ours)} MB, {ours / theirs:.2f} x timm"
+                yield row({**head, "ms": None, "time": None}, measured, ours / theirs, PEAKS[name], f"<= {PEAKS[name]:g} x")
 
 
 PART = Part(
@@ -46,7 +51,8 @@ PART = Part(
     protocol=(
         "Modules: a forward pass and a backward pass to the input and all parameters, in float32 and training mode. Maps are 256 x 28 x "
         "28; the batch is in the table, smaller where all pairs of positions are weighed. Peers have the same layers and widths; some "
-        "modules have no peer. A bare `gate` is only the product of the maps with an existing number for each channel.",
+        "modules have no peer. A bare `gate` is only the product of the maps with an existing number for each channel. Peak memory is the "
+        "growth of a process of its own.",
         f"Rounds of modules: one process, one series for each module, the allocator keeps. There are 5 warm-up rounds, then "
         f"{ROUNDS[0]} ({ROUNDS[1]} with a bound). Every other round runs backwards (A B C C B A ...). The column `measured` "
         "has the median of the ratios of each round, and its 95 % confidence interval. The bound applies to the median.",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
-from visattn._support.publish import publish
+from visattn._support.publish import is_heard, publish
 from visattn._support.types import Variant
+from visattn.nn.lean import Gated, PooledChannels, PooledPlaces, is_lean
 from visattn.nn.means import mean_over
 from visattn.nn.shape_checks import bottleneck, check_maps, normed, odd
 
@@ -18,7 +20,8 @@ class CBAM(nn.Module):
     """Convolutional block attention: a channel gate, then a spatial gate.
 
     `g_c = sigmoid(M(mean x) + M(max x))` with one shared bottleneck `M`, `x' = x g_c`; `g_s = sigmoid(BN(conv([mean_c x', max_c x'])))`, `y
-    = x' g_s`. Place it on the residual branch of every block, after its last norm and before the addition.
+    = x' g_s`. Place it on the residual branch of every block, after its last norm and before the addition. In training, the backward pass
+    keeps `x` and the gates, but neither `x'` nor masks of the maxima.
 
     Args:
         channels: Number of channels, C.
@@ -69,13 +72,22 @@ class CBAM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the channel gate, then the spatial gate."""
         check_maps(self, x, self.channels)
-        pooled = mean_over(x, 2, 3), x.amax((2, 3), keepdim=True)  # each (B, C, 1, 1); adaptive pooling does not export
+        lean = is_lean(x) and not is_heard()
+        x, *pooled = (
+            PooledPlaces.apply(x) if lean else PooledPlaces.plain(x)
+        )  # each (B, C, 1, 1); adaptive pooling does not export
         mean, peak = (self.fc2(self.act(self.fc1(one))) for one in pooled)
         channel_gate = (mean + peak).sigmoid()  # (B, C, 1, 1)
         publish(self, "channel_gate", channel_gate)
+        if lean:
+            x, *planes = PooledChannels.apply(x, channel_gate)
+            return Gated.apply(x, channel_gate, self._spatial_gate(planes))  # type: ignore[no-any-return]
         x = x * channel_gate
-        planes = mean_over(x, 1), x.amax(1, keepdim=True)  # each (B, 1, H, W)
-        plane = self.conv(torch.cat(planes[::-1] if self.variant == "official" else planes, dim=1))
-        spatial_gate = normed(self.norm, plane).sigmoid()  # (B, 1, H, W)
+        spatial_gate = self._spatial_gate([mean_over(x, 1), x.amax(1, keepdim=True)])
         publish(self, "spatial_gate", spatial_gate, x)
         return x * spatial_gate
+
+    def _spatial_gate(self, planes: Sequence[Tensor]) -> Tensor:
+        """Return the gate `(B, 1, H, W)` of planes of that shape, the mean and the maximum over the channels."""
+        plane = self.conv(torch.cat([*planes][::-1] if self.variant == "official" else [*planes], dim=1))
+        return normed(self.norm, plane).sigmoid()
