@@ -1,6 +1,7 @@
 """Peak memory in bytes of a forward and a backward pass of an attention module: `python -m bench.peaks MODULE RUN`.
 
-`RUN` is `visattn` or one of the peers of the module. The figure is the growth of the process, after a first pass of one image. The allocator must give freed memory back.
+`RUN` is `visattn` or one of the peers of the module. The figure is the growth of the process, after a first pass of one image.
+The allocator must give freed memory back.
 """
 
 from __future__ import annotations
