@@ -32,9 +32,9 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "a photo through overlay": Budget(1066, 132, 42),
-    "an attention call, first forward": Budget(657, 73, 24),
-    "an attention call, third forward": Budget(242, 47, 14),
+    "a photo through overlay": Budget(1066, 132, 40),
+    "an attention call, first forward": Budget(650, 73, 22),
+    "an attention call, third forward": Budget(217, 43, 14),
     "a training batch": Budget(351, 50, 19),
 }
 
