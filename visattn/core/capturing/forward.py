@@ -79,10 +79,12 @@ class Forward:
         """
         self.number, self.inputs = number, inputs
         self._tape, self._place, self._wanted, self._used, self._kept = tape, place, wanted, used, kept
-        self._conclusions = concluded(tape, wanted) if place is None else None
+        self._conclusions: Conclusions | None = None  # once they were asked for
 
     def conclusions(self) -> Conclusions | None:
         """Return the conclusions from the tape; None if tokens are placed by a rule."""
+        if self._conclusions is None and self._place is None:
+            self._conclusions = concluded(self._tape, self._wanted)
         return self._conclusions
 
     def arrangement(self, call: Call, attention: Attention, owner: nn.Module) -> Located | None:
@@ -93,8 +95,9 @@ class Forward:
         """
         if self._place is not None:
             return placed(self._place, call, attention, owner, self.inputs)
-        assert self._conclusions is not None  # noqa: S101 - tokens are traced
-        return self._conclusions.calls[attention]
+        conclusions = self._conclusions or self.conclusions()
+        assert conclusions is not None  # noqa: S101 - tokens are traced
+        return conclusions.calls[attention]
 
     def output_weight(self, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
         """Return the weight of the output projection behind the heads of a call whose values were kept; see `Projections`."""

@@ -151,6 +151,7 @@ class _Session:
     def _ended(self, forward: Forward) -> None:
         """Build the records of a forward pass."""
         self.recording.input_size, self.recording.images = forward.inputs
+        conclusions = forward.conclusions()
         calls, features = list(self._calls), list(self._features)
         self._drop()
         while calls:
@@ -160,7 +161,6 @@ class _Session:
         self._count_calls(forward)
         if self.keeps_last:
             self._keep_last(forward)
-        conclusions = forward.conclusions()
         unseen = {} if conclusions is None else dict(conclusions.unseen)
         if self.watch.hidden:  # these layers already explain the tensors of unknown origin
             unseen.pop("", None)
