@@ -277,13 +277,13 @@ def test_results_behind_the_last_attention_of_a_known_tape_are_kept() -> None:
         first = call(tracer, torch.neg, x)
         call(tracer, torch.max, attend(tracer, first, first, doubtful=doubtful), 1)
 
-    for doubtful, expected in ((True, [1, 2, 3, 4]), (False, [2, 3, 4])):
+    for doubtful in (True, False):
         (tape,) = recorded(partial(program, doubtful), x=tensor(2, 2))
         for keep in (False, True):
             tracer = begun(x := tensor(2, 2), candidates=[tape], keep=keep)
             first = follow(tracer, torch.neg, x)
             values, _ = follow(tracer, torch.max, attended := follow(tracer, torch.matmul, first, first), 1)
-            assert sorted(tracer.kept) == (expected if keep else [])
+            assert sorted(tracer.kept) == ([2, 3, 4] if keep else [])
             if keep:
                 assert tracer.kept[2] is attended
                 assert tracer.kept[3] is values
@@ -291,11 +291,26 @@ def test_results_behind_the_last_attention_of_a_known_tape_are_kept() -> None:
 
 
 def test_item_that_is_set_is_kept() -> None:
-    (tape,) = recorded(lambda tracer, x: call(tracer, Tensor.__setitem__, x, 0, 5.0))
-    tracer = begun(x := tensor(), candidates=[tape], keep=True)
-    follow(tracer, Tensor.__setitem__, x, 0, 5.0)
+    def program(tracer: Tracer, x: Tensor) -> None:
+        call(tracer, Tensor.__setitem__, attend(tracer, x, x), 0, 5.0)
+
+    (tape,) = recorded(program, x=tensor(2, 2))
+    tracer = begun(x := tensor(2, 2), candidates=[tape], keep=True)
+    attended = follow(tracer, torch.matmul, x, x)
+    follow(tracer, Tensor.__setitem__, attended, 0, 5.0)
     assert tracer.known
-    assert [(slot, kept is x) for slot, kept in tracer.kept.items()] == [(1, True)]
+    assert [(slot, kept is attended) for slot, kept in tracer.kept.items()] == [(1, True), (2, True)]
+
+
+def test_nothing_is_kept_of_a_known_tape_without_attention() -> None:
+    def program(tracer: Tracer, x: Tensor) -> None:
+        call(tracer, torch.max, call(tracer, torch.neg, x), 1)
+
+    (tape,) = recorded(program, x=tensor(2, 2))
+    tracer = begun(x := tensor(2, 2), candidates=[tape], keep=True)
+    follow(tracer, torch.max, follow(tracer, torch.neg, x), 1)
+    assert tracer.known
+    assert tracer.kept == {}
 
 
 # --- tapes of all models

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from torch import nn
+from torch import Tensor, nn
 
 T = TypeVar("T")
 
@@ -37,6 +37,22 @@ class Parts(NamedTuple):
                 if parameter is not None:
                     parameters += (parameter,)
         return parameters
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return parameters and buffers by name, each once, as `named_parameters` and `named_buffers` do."""
+        if not self.build.lasts:
+            return dict(self.modules[0].named_parameters()), dict(self.modules[0].named_buffers())
+        parameters: dict[str, Tensor] = {}
+        buffers: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for module, path in zip(self.modules, self.names, strict=True):
+            for held, found in ((module._parameters, parameters), (module._buffers, buffers)):
+                for name in held:
+                    tensor = held[name]
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        found[f"{path}.{name}" if path else name] = tensor
+        return parameters, buffers
 
     def fact(self, question: Hashable, find: Callable[[Parts], T]) -> T:
         """Return the result of `find`, which is kept until the model is built otherwise.

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.modes import own_modes
+from visattn._support.parts import parts_of
 
 _OF_HEAD = 64  # values of the last two parameters, those of a classifier's head; of all other tensors one
+_PLAIN = Tensor, nn.Parameter  # classes of tensors whose memory is that of their values
 
 
 def sampled_weights(model: nn.Module) -> dict[str, list[float]]:
     """Return some values of each tensor of the weights, by name."""
-    named = {name: tensor for name, tensor in chain(model.named_parameters(), model.named_buffers()) if _has_values(tensor)}
-    last = [name for name, _ in model.named_parameters()][-2:]
+    parameters, buffers = parts_of(model).tensors()
+    head = [*parameters][-2:]
     with own_modes(), torch.no_grad():
-        values = {name: _some(tensor, _OF_HEAD if name in last else 1) for name, tensor in named.items()}
-        every = torch.cat([value.double().cpu() for value in values.values()]).tolist() if values else []
-    numbers = iter(every)
-    return {name: [next(numbers) for _ in range(len(value))] for name, value in values.items()}
+        values: dict[str, Tensor] = {}
+        for name, tensor in chain(parameters.items(), buffers.items()):
+            if tensor.is_floating_point() and not tensor.is_meta and (size := tensor.numel()):
+                values[name] = _some(tensor, size, _OF_HEAD if name in head else 1)
+        every = _numbers(list(values.values()))
+    sizes = [value.numel() for value in values.values()]
+    return {name: every[end - size : end] for name, size, end in zip(values, sizes, accumulate(sizes), strict=True)}
 
 
-def _has_values(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and tensor.device.type != "meta"
-
-
-def _some(tensor: Tensor, count: int) -> Tensor:
+def _some(tensor: Tensor, size: int, count: int) -> Tensor:
     """Return values of a tensor at places that are even over it, around its middle; no other value is read or copied."""
-    step = max(tensor.numel() // count, 1)
-    if tensor.is_contiguous():
-        return tensor.detach().flatten()[step // 2 :: step][:count]
-    places = torch.arange(step // 2, tensor.numel(), step, device=tensor.device)[:count]
+    step = max(size // count, 1)
+    first = step // 2
+    if tensor.layout is torch.strided and type(tensor) in _PLAIN and tensor.is_contiguous():
+        return tensor.as_strided((min(count, -((first - size) // step)),), (step,), tensor.storage_offset() + first)
+    places = torch.arange(first, size, step, device=tensor.device)[:count]
     return tensor.detach()[torch.unravel_index(places, tensor.shape)]
+
+
+def _numbers(values: list[Tensor]) -> list[float]:
+    """Return the values of all tensors in a row; they are read together, so that a GPU is waited for once."""
+    if len({(value.dtype, value.device) for value in values}) > 1:
+        values = [value.double().cpu() for value in values]
+    return torch.cat(values).double().tolist() if values else []

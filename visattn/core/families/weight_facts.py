@@ -97,6 +97,8 @@ def family_of(model: nn.Module) -> str:
 
 def _alike(stated: Mapping[str, Sequence[float]], present: Mapping[str, Sequence[float]]) -> bool:
     """Check that values are the same, or the same after they were rounded to 16 bits."""
+    if stated == present:
+        return True
     if stated.keys() != present.keys():
         return False
     before, now = ([value for values in sample.values() for value in values] for sample in (stated, present))

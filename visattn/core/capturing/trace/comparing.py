@@ -45,7 +45,7 @@ class Comparison:
             tape: Tape of an earlier forward pass.
             living: Tensors of this forward pass.
             members: Tensors of the model.
-            kept: Receives the results of simple calls, by slot; None if they are not kept.
+            kept: Receives the results of simple calls from the first attention on, by slot; None if they are not kept.
         """
         self.at, self._living, self._members, self._kept = 0, living, members, kept
         self._choices: choices.Choices | None = None  # once tokens were picked by their content
@@ -233,6 +233,8 @@ class Comparison:
         if entry.writes and not self._overwrites_same(entry, [out]):
             return False
         kept = self._kept
+        if kept is not None and not kept and entry.attention is None:
+            kept = None
         if kept is not None and entry.attention is not None and not entry.attention.doubtful:
             kept.clear()
         for result in results:

@@ -60,6 +60,17 @@ def is_foreign(tensor: Tensor) -> bool:
     return storage is not None and bool(storage.nbytes()) and storage.device.type != "meta" and not storage.resizable()
 
 
+def is_only_owner(tensor: Tensor) -> bool:
+    """Check whether a plain tensor's memory has no other owner, such as a view of it. False does not mean that it has."""
+    if type(tensor) is not Tensor:  # its memory may be that of tensors which it holds
+        return False
+    try:
+        with torch._C.DisableTorchFunction():  # a capture around this one must not take it for a read
+            return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == _OWN
+    except RuntimeError:  # sparse tensors have no storage
+        return False
+
+
 def is_shared(tensor: Tensor) -> bool:
     """Check whether code such as NumPy may hold the memory of a tensor: it belongs to it, or has owners beside the tensor."""
     storage = storage_of(tensor)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visattn.core.capturing.placing.weak import Weak
 from visattn.core.capturing.trace.call_tensors import address_of, memory_of, tensors_in
-from visattn.core.capturing.trace.exposed import ExposedMemory
+from visattn.core.capturing.trace.exposed import ExposedMemory, is_only_owner
 from visattn.core.capturing.trace.operations import Operation
 from visattn.core.capturing.trace.tape import Outside
 
@@ -176,9 +176,13 @@ class Living:
 
         False does not mean that it is not.
         """
+        if self.exposed:
+            return False
+        if is_only_owner(target):
+            return True
         self._place(outside)
         address, is_found = memory_of(target), False
-        if self.exposed or address not in self._by_memory:
+        if address not in self._by_memory:
             return False
         for slot in self._by_memory[address]:
             tensor = self.refs[slot]()
