@@ -52,10 +52,9 @@ class PooledPlaces(Function):
             (gradient,) = _taken_twice(PooledPlaces.plain, (x,), (of_map, of_mean, of_peak))
             return gradient
         gradient, of_mean = of_map.contiguous(), of_mean / (x.shape[2] * x.shape[3])
-        for some in _images(x):
-            is_peak = torch.eq(x[some], peak[some], out=torch.empty_like(x[some]))  # in numbers, which a CPU vectorizes
-            of_each = of_peak[some] / is_peak.sum((2, 3), keepdim=True)
-            gradient[some].add_(of_mean[some]).addcmul_(is_peak, of_each)
+        for some, slope, some_peak, mean_share, peak_share in _images(x, gradient, peak, of_mean, of_peak):
+            is_peak = torch.eq(some, some_peak, out=torch.empty_like(some))  # in numbers, which a CPU vectorizes
+            slope.add_(mean_share).addcmul_(is_peak, peak_share / is_peak.sum((2, 3), keepdim=True))
         return gradient
 
 
@@ -72,8 +71,10 @@ class PooledChannels(Function):
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
         """See `plain`."""
         mean, peak = (x.new_empty(len(x), 1, *x.shape[2:]) for _ in range(2))
-        for some in _images(x):
-            _, mean[some], peak[some] = PooledChannels.plain(x[some], gate[some])
+        for some, some_gate, some_mean, some_peak in _images(x, gate, mean, peak):
+            gated = some * some_gate
+            torch.mean(gated, 1, keepdim=True, out=some_mean)
+            torch.amax(gated, 1, keepdim=True, out=some_peak)
         ctx.save_for_backward(x, gate, peak)
         return x.view_as(x), mean, peak
 
@@ -85,11 +86,12 @@ class PooledChannels(Function):
             of_x, of_gate = _taken_twice(PooledChannels.plain, (x, gate), (of_map, of_mean, of_peak))
             return of_x, of_gate
         gradient, of_gate, of_mean = of_map.contiguous(), torch.empty_like(gate), of_mean / x.shape[1]
-        for some in _images(x):
-            slope = (x[some] * gate[some]).eq_(peak[some])
-            slope.mul_(of_peak[some] / slope.sum(1, keepdim=True)).add_(of_mean[some])
-            gradient[some].addcmul_(slope, gate[some])
-            of_gate[some] = slope.mul_(x[some]).sum((2, 3), keepdim=True)
+        parts = _images(x, gate, peak, gradient, of_gate, of_mean, of_peak)
+        for some, some_gate, some_peak, some_gradient, gate_gradient, mean_share, peak_share in parts:
+            slope = (some * some_gate).eq_(some_peak)
+            slope.mul_(peak_share / slope.sum(1, keepdim=True)).add_(mean_share)
+            some_gradient.addcmul_(slope, some_gate)
+            torch.sum(slope.mul_(some), (2, 3), keepdim=True, out=gate_gradient)
         return gradient, of_gate
 
 
@@ -106,8 +108,8 @@ class Gated(Function):
         """See `plain`."""
         ctx.save_for_backward(x, channels, places)
         product = torch.empty_like(x)
-        for some in _images(x):
-            torch.mul(x[some], channels[some], out=product[some]).mul_(places[some])
+        for some, some_channels, some_places, out in _images(x, channels, places, product):
+            torch.mul(some, some_channels, out=out).mul_(some_places)
         return product
 
     @staticmethod
@@ -118,18 +120,19 @@ class Gated(Function):
             of_x, of_channels, of_places = _taken_twice(Gated.plain, (x, channels, places), (of_product,))
             return of_x, of_channels, of_places
         gradient, of_channels, of_places = torch.empty_like(x), torch.empty_like(channels), torch.empty_like(places)
-        for some in _images(x):
-            of_both = (of_product[some] * x[some]).flatten(2)
-            of_places[some] = (channels[some].flatten(2).mT @ of_both).view_as(places[some])
-            of_channels[some] = (of_both @ places[some].flatten(2).mT).view_as(channels[some])
-            torch.mul(of_product[some], places[some], out=gradient[some]).mul_(channels[some])
+        parts = _images(x, channels, places, of_product, gradient, of_channels, of_places)
+        for some, some_channels, some_places, slope, out, channels_out, places_out in parts:
+            of_both = (slope * some).flatten(2)
+            torch.bmm(some_channels.flatten(2).mT, of_both, out=places_out.flatten(2))
+            torch.bmm(of_both, some_places.flatten(2).mT, out=channels_out.flatten(2))
+            torch.mul(slope, some_places, out=out).mul_(some_channels)
         return gradient, of_channels, of_places
 
 
-def _images(x: Tensor) -> Iterator[slice]:
-    """Yield slices of images that are worked on at once; on other devices than a CPU, all of them."""
+def _images(x: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the images of a map and of what belongs to it that are worked on at once; on other devices than a CPU, all of them."""
     count = max(1, len(x) if x.device.type != "cpu" else _IN_CACHE // max(1, x[0].numel()))
-    return (slice(start, start + count) for start in range(0, len(x), count))
+    return zip(*(tensor.split(count) for tensor in (x, *others)), strict=True)
 
 
 def _taken_twice(
