@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visattn._support.modes import in_own_modes
 from visattn.core.methods.selection import chain
+from visattn.core.operators.softmax import stacked
 from visattn.core.provenance import Sink
 from visattn.core.records import AttentionRecord, Recording
 
@@ -118,7 +119,7 @@ def _score(record: AttentionRecord) -> Tensor:
 
 def _likely(records: Sequence[AttentionRecord], threshold: float) -> Tensor:
     """Return which patches `(layers, K)` may exceed the threshold, on the CPU."""
-    sampled = torch.stack([_sampled_score(record) for record in records], dim=1)
+    sampled = _sampled_scores(records)
     sampled[..., : len(records[0].keys.prefix)] = 0  # not counted
     return (sampled > threshold / _LIKELY).any(0).cpu()
 
@@ -134,12 +135,15 @@ def _scores_of(records: Sequence[AttentionRecord], likely: Tensor) -> Tensor:
     return scores
 
 
-def _sampled_score(record: AttentionRecord) -> Tensor:
-    """Return the score `(B, K)` of each token, from a sample of the queries if they are many."""
-    queries, keys = record.operator.shape[2:]
-    if queries <= _SAMPLE:
-        return _score(record)
-    return record.operator.rows(_sample(queries)).mean((1, 2)) * keys
+def _sampled_scores(records: Sequence[AttentionRecord]) -> Tensor:
+    """Return the scores `(B, layers, K)` of each token, from a sample of the queries if they are many."""
+    queries, keys = records[0].operator.shape[2:]
+    rows = _sample(queries)
+    together = stacked([record.operator for record in records], rows)
+    if together is not None:
+        received = together.dense().mean((1, 2)).unflatten(0, (len(records), -1))
+        return received.transpose(0, 1) * keys
+    return torch.stack([record.operator.rows(rows).mean((1, 2)) for record in records], dim=1) * keys
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import torch
@@ -16,6 +16,7 @@ from visattn.core.operators.operator import PIECE, Operator, Tile, computing, ex
 from visattn.errors import OptionError, ShapeError
 
 _LOG2_E = math.log2(math.e)
+_FEW, _MANY = 1 << 20, 1 << 26  # numbers of keys that are copied to save launches, on a CPU and on a GPU
 
 
 class SoftmaxOperator(Operator):
@@ -243,3 +244,30 @@ def _widen(x: Tensor, width: int, extra: Tensor | None = None) -> Tensor:
     parts = [x] if extra is None else [x, extra.to(x.dtype)]
     missing = width - sum(part.shape[-1] for part in parts)
     return torch.cat([*parts, x.new_zeros(*x.shape[:-1], missing)], dim=-1)
+
+
+def stacked(operators: Sequence[Operator], rows: Tensor) -> SoftmaxOperator | None:
+    """Return some rows of several operators as one operator, whose batch is theirs one after another, for one launch instead of many.
+
+    Args:
+        operators: Operators of several layers.
+        rows: `(len,)` token indices of the queries.
+
+    Returns:
+        `(layers * B, heads, len, K)`; None if the operators are not softmax attention of one shape without bias and blocks, or if the
+        copy of their keys would cost more than it saves.
+    """
+    alike: set[tuple[object, ...]] = set()
+    softmaxes: list[SoftmaxOperator] = []
+    for operator in operators:
+        if type(operator) is not SoftmaxOperator or operator.bias is not None or operator.query_index is not None:
+            return None
+        softmaxes += (operator,)
+        alike.add((operator.query.shape, operator.key.shape, operator.query.dtype, operator.device, operator.scale, operator.dtype))
+    first, size = softmaxes[0], len(softmaxes) * softmaxes[0].key.numel()
+    if len(alike) > 1 or size > (_FEW if first.device.type == "cpu" else _MANY):
+        return None
+    rows = rows.to(first.device)
+    query = torch.cat([operator.query[:, :, 0, rows] for operator in softmaxes])
+    key = torch.cat([operator.key[:, :, 0] for operator in softmaxes])
+    return SoftmaxOperator(query, key, scale=first.scale, dtype=first.dtype)
