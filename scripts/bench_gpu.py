@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-from bench.parts.part import row
+from bench.counts import Empty
+from bench.parts.part import row, unbounded
 from torch import Tensor, nn
 
 import visattn
@@ -27,6 +28,8 @@ from visattn.core.pipeline.running import explained
 PATCH = 14
 EXACT = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of outputs, whose own rounding is 2**-8 in bfloat16
 ROLLOUT, BATCH = 1.5, 1.1  # bounds, relative to the forward pass alone
+CALLS = {"capture": 1.5, "explain, attention": 4.0}  # bounds, relative to the forward pass alone
+SIDE = 224
 ROUNDS = 7
 
 
@@ -47,10 +50,11 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights(), device=options.device)
     small, large = (8, 12) if options.smoke else (37, 127)  # patches along a side: 1,370 and 16,130 tokens
-    rows = [*exactness(model, small), *rollout(model, large), *batch(model, 4 if options.smoke else 64)]
+    rows = [*exactness(model, small), *calls(model), *rollout(model, large), *batch(model, 4 if options.smoke else 64)]
     print(to_text(rows), end="")
-    over = sum(row["verdict"] == "over" for row in rows)
-    print(f"{over} of {len(rows)} bounds exceeded")
+    bounded = [row for row in rows if row["bound"]]
+    over = sum(row["verdict"] == "over" for row in bounded)
+    print(f"{over} of {len(bounded)} bounds exceeded")
     return int(bool(over))
 
 
@@ -64,8 +68,38 @@ def exactness(model: nn.Module, side: int) -> Iterator[Row]:
         worst = max(record.error() for record in recording)
         name = str(dtype).removeprefix("torch.")
         head = {"what": f"attention x values against the kernel's output, {name}"}
-        yield row(head, f"{worst:.1e} of the maximum", worst, bound, f"<= {bound:g}")
+        yield row(head, f"{worst:.1e} of the maximum", worst, bound, f"<= {bound:g}", "limit: rounding of this type")
     model.float()
+
+
+def calls(model: nn.Module) -> Iterator[Row]:
+    """Measure a capture, and a call from a photo, against the forward pass alone, where launches and Python decide."""
+    photo = visattn.load_image("photo:coffee").resize((SIDE, SIDE))
+    image = visattn.prepare(photo, model, img_size=SIDE).pixels.to(next(model.parameters()).device)
+
+    def empty() -> None:
+        with torch.inference_mode(), Empty():
+            model(image)
+
+    def capture() -> None:
+        with torch.inference_mode(), visattn.capture(model):
+            model(image)
+
+    runs = {
+        "empty function mode": empty,
+        "capture": capture,
+        "explain, attention": lambda: visattn.explain(model, photo, method="attention", img_size=SIDE),
+        "explain, rollout": lambda: visattn.explain(model, photo, method="rollout", img_size=SIDE),
+    }
+    seconds = medians({"plain": lambda: plain(model, image), **runs})
+    for name in runs:
+        ratio = seconds[name] / seconds["plain"]
+        head: Row = {"what": f"{name}, {SIDE} px / forward pass"}
+        measured = f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms"
+        if name in CALLS:
+            yield row(head, measured, ratio, CALLS[name], f"<= {CALLS[name]:g}", "limit: Python beside the launches")
+        else:
+            yield unbounded(head, measured)
 
 
 def rollout(model: nn.Module, side: int) -> Iterator[Row]:
@@ -83,7 +117,14 @@ def rollout(model: nn.Module, side: int) -> Iterator[Row]:
     model.float()
     ratio = seconds["rollout"] / seconds["plain"]
     head = {"what": f"rollout of {side**2 + 1:,} tokens / forward pass, bfloat16"}
-    yield row(head, f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms", ratio, ROLLOUT, f"<= {ROLLOUT:g}")
+    yield row(
+        head,
+        f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms",
+        ratio,
+        ROLLOUT,
+        f"<= {ROLLOUT:g}",
+        "limit: the pass, then the weights of each layer times one row",
+    )
 
 
 def batch(model: nn.Module, count: int) -> Iterator[Row]:
@@ -94,7 +135,14 @@ def batch(model: nn.Module, count: int) -> Iterator[Row]:
     seconds = medians({"plain": lambda: plain(model, images), "batch": lambda: explained(model, prepared, question)})
     ratio = seconds["batch"] / seconds["plain"]
     head = {"what": f"{count} photos explained / forward pass"}
-    yield row(head, f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms", ratio, BATCH, f"<= {BATCH:g}")
+    yield row(
+        head,
+        f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms",
+        ratio,
+        BATCH,
+        f"<= {BATCH:g}",
+        "limit: the pass, and one row of weights",
+    )
 
 
 def pixels(side: int) -> Tensor:

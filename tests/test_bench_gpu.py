@@ -34,5 +34,8 @@ def test_its_code_runs_on_the_cpu() -> None:
     assert [line.split("  ")[0] for line in rows[:2]] == [
         f"attention x values against the kernel's output, {name}" for name in ("float32", "bfloat16")
     ]
-    assert all(line.endswith("ok") for line in rows[:2])
-    assert len(rows) == 4
+    assert all("  ok  " in line for line in rows[:2])
+    assert [line.split("  ")[0] for line in rows[2:6]] == [
+        f"{run}, 224 px / forward pass" for run in ("empty function mode", "capture", "explain, attention", "explain, rollout")
+    ]
+    assert len(rows) == 8

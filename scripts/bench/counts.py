@@ -33,7 +33,7 @@ _READING = ("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "
 # ruff: noqa: ANN401 - functions of PyTorch take and return anything
 
 
-class _Empty(TorchFunctionMode):
+class Empty(TorchFunctionMode):
     """Function mode that does nothing: what any interception of PyTorch's functions costs."""
 
     def __torch_function__(
@@ -120,7 +120,7 @@ def runs() -> dict[str, Callable[[], object]]:
             return model(pixels)
 
     def empty(model: nn.Module) -> object:
-        with torch.no_grad(), _Empty():
+        with torch.no_grad(), Empty():
             return model(pixels)
 
     def capture() -> object:

@@ -45,13 +45,13 @@ def main() -> dict[str, Any]:
     array = np.array(photo)
     grid = np.ascontiguousarray(heat.grid)
     table = np.ascontiguousarray(colormaps.table("inferno")[:, None])
+    levels = cv2.merge([cv2.convertScaleAbs((grid - grid.min()) / (grid.max() - grid.min()), alpha=255)] * 3)
     scaled = np.float32(array) / 255
     mask = (heat.values - heat.values.min()) / (heat.values.max() - heat.values.min())
     picture = Image.fromarray((grid - grid.min()) / (grid.max() - grid.min()))
 
     def bare() -> object:
-        large = cv2.resize(grid, (WIDTH, HEIGHT))
-        color = cv2.applyColorMap(cv2.convertScaleAbs(large, alpha=255), table)
+        color = cv2.LUT(cv2.resize(levels, (WIDTH, HEIGHT)), table)
         return cv2.addWeighted(color, 0.5, array, 0.5, 0)
 
     runs = {

@@ -18,6 +18,7 @@ from visattn.core.provenance import processor
 
 DOCS = ROOT / "docs" / "benchmarks.md"
 SHORT = 10  # tables with more rows are folded
+_LAST = "measured", "bound", "verdict", "set by"  # columns of each table
 UNNAMED = "time", "differs"  # columns of text that do not name a row
 
 
@@ -44,28 +45,36 @@ def document(measured: dict[str, list[Row]]) -> str:
 
 
 def headlines(tables: Mapping[str, str]) -> list[Row]:
-    """Return the measured headlines, each with the last three cells of its table."""
+    """Return the measured headlines, each with the last cells of its table."""
     rows: list[Row] = []
     for part in PARTS.values():
         for name, start in part.headlines:
             if found := re.search(rf"^\| {start} \|.*$", tables.get(part.title, ""), re.MULTILINE):
-                measured, bound, verdict = (cell.strip() for cell in found[0].strip("|").split("|")[-3:])
-                if measured:  # timm's train.py is not always there to compare with
-                    rows.append({"what": name, "measured": measured, "bound": bound, "verdict": verdict})
+                cells = dict(zip(_LAST, (cell.strip() for cell in found[0].strip("|").split("|")[-len(_LAST) :]), strict=True))
+                if cells["measured"]:  # timm's train.py is not always there to compare with
+                    rows.append({"what": name, **cells})
     return rows
 
 
 def exceeded(tables: Mapping[str, str]) -> list[Row]:
-    """Return the rows whose bound is exceeded, each with its name: the cells of text before the last three, and the pixels."""
+    """Return the rows whose bound is exceeded, each with its name: the cells of text before the last ones, and the pixels."""
     rows: list[Row] = []
     for title, table in tables.items():
         lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-        for *cells, measured, bound, verdict in lines[2:]:
+        for *cells, measured, bound, verdict, by in lines[2:]:
             if verdict == "over":
                 named = {head: cell for head, cell in zip(lines[0], cells, strict=False) if head not in UNNAMED}
                 words = [f"{cell} px" if head == "px" else cell for head, cell in named.items()]
                 words = [word for word in words if re.search(r"[^\d.,]", word)]
-                rows.append({"what": f"{title}: {', '.join(words)}", "measured": measured, "bound": bound, "verdict": verdict})
+                rows.append(
+                    {
+                        "what": f"{title}: {', '.join(words)}",
+                        "measured": measured,
+                        "bound": bound,
+                        "verdict": verdict,
+                        "set by": by,
+                    }
+                )
     return rows
 
 

@@ -132,7 +132,7 @@ class Gated(Function):
 def _images(x: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the images of a map and of what belongs to it that are worked on at once; on other devices than a CPU, all of them."""
     count = max(1, len(x) if x.device.type != "cpu" else _IN_CACHE // max(1, x[0].numel()))
-    return zip(*(tensor.split(count) for tensor in (x, *others)), strict=True)
+    return zip(*(torch.split(tensor, count) for tensor in (x, *others)), strict=True)
 
 
 def _taken_twice(

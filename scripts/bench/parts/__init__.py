@@ -19,6 +19,7 @@ from bench.parts import (
     spaces,
     training,
     viewer,
+    weights,
 )
 from bench.parts.part import Part
 
@@ -27,6 +28,7 @@ PARTS: dict[str, Part] = {
     "memory": memory.PART,
     "capture": capture.PART,
     "methods": methods.PART,
+    "weights": weights.PART,
     "overlay": overlay.PART,
     "modules": modules.PART,
     "cams": cams.PART,

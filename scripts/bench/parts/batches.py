@@ -21,7 +21,14 @@ def rows(options: Options) -> Iterator[Row]:
     for stage, what in (("decode", "1 thread"), ("model", f"{THREADS} threads"), ("draw", "1 thread"), ("write", "1 thread")):
         yield unbounded({"run": about, "what": f"{stage}, {what}"}, f"{found['images'] / found[stage]:.1f} images/s")
     told = f"{found['share']:.2f} x {found['images'] / found['bound']:.1f} images/s"
-    yield row({"run": about, "what": "whole run / bound"}, told, found["share"], SHARE, f">= {SHARE:g} x")
+    yield row(
+        {"run": about, "what": "whole run / bound"},
+        told,
+        found["share"],
+        SHARE,
+        f">= {SHARE:g} x",
+        "limit: no stage waits for another",
+    )
 
 
 PART = Part(

@@ -15,6 +15,13 @@ CALLS = {  # run: what it is called, what it is compared with, bound of the rati
     "load_model": ("load_model", "timm", 0.8),
 }
 SIDE, ROUNDS = 518, 20
+SMALL = {"capture": 1.45, "explain, attention": 2.5, "explain, relevance": 4.0}  # bounds, relative to the plain forward pass
+SMALL_ROUNDS = 200
+BY = {
+    "attention": "limit: the pass, and one row of weights",
+    "relevance": "limit: both passes, and a product of matrices for each layer",
+    "load_model": "peer: timm",
+}
 
 
 def rows(options: Options) -> Iterator[Row]:
@@ -28,7 +35,16 @@ def rows(options: Options) -> Iterator[Row]:
             yield unbounded(head)
         else:
             ratio = found["ratios"][name]
-            yield row(head, f"{spread(ratio)} x {base}", ratio[0], bound, f"<= {bound:g} x")
+            yield row(head, f"{spread(ratio)} x {base}", ratio[0], bound, f"<= {bound:g} x", BY[name])
+    progress("small calls")
+    seconds_of = run_json(sys.executable, "bench.small", "20" if options.quick else str(SMALL_ROUNDS), allocator="keeps")
+    for run, seconds in seconds_of.items():
+        head, ratio = {"run": f"{run}, ViT-Ti at 64 px", "ms": f"{seconds * 1e3:.1f}"}, seconds / seconds_of["plain forward"]
+        if run in SMALL:
+            why = "limit: Python of an interception, and of the comparison with the tape"
+            yield row(head, f"{ratio:.3f} x forward", ratio, SMALL[run], f"<= {SMALL[run]:g} x", why)
+        else:
+            yield unbounded(head, None if ratio == 1 else f"{ratio:.3f} x forward")
 
 
 PART = Part(
@@ -38,6 +54,8 @@ PART = Part(
         f"Calls: one process, a photo of {SIDE} x {SIDE} pixels; `explain` includes the preprocessing and the search for sinks. "
         "The backward pass goes to the pixels. Loading compares `load_model` with timm's `create_model(checkpoint_path=)`, from one local "
         "file. Ratios as for modules.",
+        "Small calls: timm's ViT-Ti with 64 px and 17 tokens, a photo of 224 px, batch 1, one thread, so that Python and not "
+        f"arithmetic decides; the minimum of {SMALL_ROUNDS} rounds in turn. An empty function mode is what any interception costs.",
     ),
     headlines=(("explain on a loaded model, last-layer attention, 518 px", r"explain, attention"),),
 )

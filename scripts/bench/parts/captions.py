@@ -23,12 +23,14 @@ def rows(options: Options) -> Iterator[Row]:
         ratio = found["ratios"].get(name)
         head: Row = {"run": run, "captions/s": f"{pictures / found['seconds'][name]:.1f}"}
         if name == "loop":
-            yield row(head, f"visattn is {spread(ratio)} x as fast", ratio[0], RATIO, f">= {RATIO:g} x")
+            yield row(
+                head, f"visattn is {spread(ratio)} x as fast", ratio[0], RATIO, f">= {RATIO:g} x", "peer: the loop of tutorials"
+            )
         elif ratio:
             yield unbounded(head, f"visattn is {spread(ratio)} x as fast")
         else:
             alike = f"{found['alike']} of {pictures} captions identical in all, {found['steps']:.1f} steps each"
-            yield row(head, alike, found["alike"], pictures, f">= {pictures}")
+            yield row(head, alike, found["alike"], pictures, f">= {pictures}", "promise: the same captions")
 
 
 PART = Part(

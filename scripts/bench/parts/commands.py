@@ -28,13 +28,29 @@ def rows(options: Options) -> Iterator[Row]:
         head: dict[str, Any] = {"run": run, "CPU s": f"{seconds:.2f}"}
         if name in found["ratios"]:
             ratio, differs = found["ratios"][name], found["differs"][side]
-            yield row(head, f"{ratio:.3f} x by hand", ratio, RATIO, f"<= {RATIO:g} x")
-            yield row(head | {"run": f"map of {run}"}, f"differs by {differs:.1e}", differs, SAME_MAP, f"<= {SAME_MAP:g}")
+            yield row(head, f"{ratio:.3f} x by hand", ratio, RATIO, f"<= {RATIO:g} x", "peer: a script by hand")
+            yield row(
+                head | {"run": f"map of {run}"},
+                f"differs by {differs:.1e}",
+                differs,
+                SAME_MAP,
+                f"<= {SAME_MAP:g}",
+                "peer: a script by hand",
+            )
         elif name in SECONDS:
-            yield row(head, f"{seconds:.2f} s", seconds, SECONDS[name], f"<= {SECONDS[name]:g} s")
+            yield row(
+                head, f"{seconds:.2f} s", seconds, SECONDS[name], f"<= {SECONDS[name]:g} s", "promise: an answer without PyTorch"
+            )
         elif name == "--help":
             more = seconds - python
-            yield row(head, f"{more * 1e3:.0f} ms more than python", more, HELP_SECONDS, f"<= {HELP_SECONDS * 1e3:g} ms")
+            yield row(
+                head,
+                f"{more * 1e3:.0f} ms more than python",
+                more,
+                HELP_SECONDS,
+                f"<= {HELP_SECONDS * 1e3:g} ms",
+                "promise: it feels immediate",
+            )
         else:
             yield unbounded(head)
 

@@ -13,6 +13,8 @@ from visattn._support.tables import Row
 EMPTY = "empty function mode"
 CALLS = {"capture": 1.75, "explain, attention": 3.25, "explain, relevance": 4.9}  # bounds, relative to an empty function mode
 MOST_CALLS = {"explain, Grad-CAM": 12_000}  # bounds
+BY = "limit: an interception of each call, and its comparison"
+WAITS = "promise: a GPU is waited for after the pass, not inside"
 READS = {"capture": 1, "explain, attention": 3, "explain, relevance": 4, "explain, Grad-CAM": 4}  # bounds
 
 
@@ -26,14 +28,14 @@ def rows(_: Options) -> Iterator[Row]:
         head: Row = {"run": name, "operations": f"{counts['operations']:,}", "of": "calls"}
         if name in CALLS:
             ratio = calls / empty
-            yield row(head, f"{calls:,} ({ratio:.2f} x empty)", ratio, CALLS[name], f"<= {CALLS[name]:g} x")
+            yield row(head, f"{calls:,} ({ratio:.2f} x empty)", ratio, CALLS[name], f"<= {CALLS[name]:g} x", BY)
         elif name in MOST_CALLS:
-            yield row(head, f"{calls:,}", calls, MOST_CALLS[name], f"<= {MOST_CALLS[name]:,}")
+            yield row(head, f"{calls:,}", calls, MOST_CALLS[name], f"<= {MOST_CALLS[name]:,}", BY)
         else:
             yield unbounded(head, f"{calls:,}")
         if name in READS:
             count, by_name = names.total(), ", ".join(f"{number} {function}" for function, number in names.items())
-            yield row({**head, "of": "reads"}, f"{count} ({by_name})", count, READS[name], f"<= {READS[name]}")
+            yield row({**head, "of": "reads"}, f"{count} ({by_name})", count, READS[name], f"<= {READS[name]}", WAITS)
 
 
 PART = Part(

@@ -24,7 +24,7 @@ def rows(options: Options) -> Iterator[Row]:
             raise NotMeasured(f"OpenCV reads {found['read']} frames at {found['rate']} a second, of {count} at 30")
         told = f"{found['read']} frames, {found['rate']:g} a second, {found['levels']:.1f} levels"
         head: Row = {"film": about, "what": "read by OpenCV, mean difference from the frames"}
-        yield row(head, told, found["levels"], LEVELS, f"<= {LEVELS:g} levels")
+        yield row(head, told, found["levels"], LEVELS, f"<= {LEVELS:g} levels", "limit: the frames are encoded twice")
 
 
 PART = Part(

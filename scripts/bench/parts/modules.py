@@ -36,13 +36,20 @@ def rows(options: Options) -> Iterator[Row]:
                 continue
             measured = f"{spread(series['ratios'][peer])} x timm"
             if name in BOUNDS:
-                yield row(head, measured, series["ratios"][peer][0], BOUNDS[name], f"<= {BOUNDS[name]:g} x")
+                yield row(head, measured, series["ratios"][peer][0], BOUNDS[name], f"<= {BOUNDS[name]:g} x", "peer: timm")
             else:
                 yield unbounded(head, measured)
             if name in PEAKS:
                 ours, theirs = (run_json(sys.executable, "bench.peaks", name, other, allocator="apart") for other in (run, peer))
                 measured = f"peak memory {megabytes(ours)} MB, {ours / theirs:.2f} x timm"
-                yield row({**head, "ms": None, "time": None}, measured, ours / theirs, PEAKS[name], f"<= {PEAKS[name]:g} x")
+                yield row(
+                    {**head, "ms": None, "time": None},
+                    measured,
+                    ours / theirs,
+                    PEAKS[name],
+                    f"<= {PEAKS[name]:g} x",
+                    "peer: timm",
+                )
 
 
 PART = Part(

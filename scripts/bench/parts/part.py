@@ -8,6 +8,8 @@ from pathlib import Path
 
 from visattn._support.tables import Row
 
+SETTERS = "limit: ", "peer: ", "promise: "  # what may set a bound
+
 
 @dataclass(frozen=True)
 class Options:
@@ -39,15 +41,20 @@ class Part:
     headlines: Sequence[tuple[str, str]] = ()
 
 
-def row(head: Row, measured: str, value: float, bound: float, limit: str) -> Row:
-    """Return a row with its bound and verdict; `limit` starts with `<=` or `>=`."""
+def row(head: Row, measured: str, value: float, bound: float, limit: str, by: str) -> Row:
+    """Return a row with its bound and verdict; `limit` starts with `<=` or `>=`.
+
+    `by` tells what sets the bound: `limit: what no code can save`, `peer: its name`, or `promise: its reason`.
+    """
+    if not by.startswith(SETTERS):
+        raise ValueError(f"a bound must be set by one of {', '.join(SETTERS)} got '{by}'")
     kept = value >= bound if limit.startswith(">=") else value <= bound
-    return {**head, "measured": measured, "bound": limit, "verdict": "ok" if kept else "over"}
+    return {**head, "measured": measured, "bound": limit, "verdict": "ok" if kept else "over", "set by": by}
 
 
 def unbounded(head: Row, measured: str | None = None) -> Row:
     """Return a row without a bound."""
-    return {**head, "measured": measured, "bound": None, "verdict": None}
+    return {**head, "measured": measured, "bound": None, "verdict": None, "set by": None}
 
 
 def spread(ratio: Sequence[float]) -> str:

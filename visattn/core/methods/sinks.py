@@ -141,8 +141,7 @@ def _sampled_scores(records: Sequence[AttentionRecord]) -> Tensor:
     rows = _sample(queries)
     together = stacked([record.operator for record in records], rows)
     if together is not None:
-        received = together.dense().mean((1, 2)).unflatten(0, (len(records), -1))
-        return received.transpose(0, 1) * keys
+        return together.dense().mean((1, 2)).reshape(len(records), -1, keys).transpose(0, 1) * keys
     return torch.stack([record.operator.rows(rows).mean((1, 2)) for record in records], dim=1) * keys
 
 

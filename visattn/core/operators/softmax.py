@@ -263,7 +263,9 @@ def stacked(operators: Sequence[Operator], rows: Tensor) -> SoftmaxOperator | No
         if type(operator) is not SoftmaxOperator or operator.bias is not None or operator.query_index is not None:
             return None
         softmaxes += (operator,)
-        alike.add((operator.query.shape, operator.key.shape, operator.query.dtype, operator.device, operator.scale, operator.dtype))
+        alike.add(
+            (operator.query.shape, operator.key.shape, operator.query.dtype, operator.device, operator.scale, operator.dtype)
+        )
     first, size = softmaxes[0], len(softmaxes) * softmaxes[0].key.numel()
     if len(alike) > 1 or size > (_FEW if first.device.type == "cpu" else _MANY):
         return None
