@@ -62,7 +62,7 @@ def prepared(name: str, layer: str) -> tuple[Runs, Runs]:
         return ours()
 
     def explain() -> Tensor:
-        return visattn.explain(model, photo, method="gradcam", layers=layer).map.values
+        return visattn.explain(model, photo, method="gradcam", layer=layer).map.values
 
     def grad_cam() -> Tensor:
         with RawGradCAM(model=model, target_layers=[features]) as cam:

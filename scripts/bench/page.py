@@ -33,8 +33,9 @@ def document(measured: dict[str, list[Row]]) -> str:
     kept, over = (sum(table.count(f"| {verdict} |") for table in tables.values()) for verdict in ("ok", "over"))
     intro = (
         "Run `make bench` to measure everything anew; it fails if a bound is exceeded. In the runs below, "
-        f"{over} of {kept + over} bounds are exceeded. The word `plain` stands for the model's forward pass without visattn. The page is "
-        "written by `scripts/benchmark.py --write-docs`, each table from one run and with the bounds of that run: [how it was "
+        f"{over} of {kept + over} bounds are exceeded, and listed below. What sets a bound stands beside it: a limit that no code can "
+        "pass, a peer, or a promise. The word `plain` stands for the model's forward pass without visattn. The page is written by "
+        "`scripts/benchmark.py --write-docs`, each table from one run and with the bounds of that run: [how it was "
         "measured](#how-it-was-measured)."
     )
     sections = [f"## {title}\n\n{shortened(table)}" for title, table in tables.items()]
@@ -48,11 +49,12 @@ def headlines(tables: Mapping[str, str]) -> list[Row]:
     """Return the measured headlines, each with the last cells of its table."""
     rows: list[Row] = []
     for part in PARTS.values():
+        table = tables.get(part.title, "")
         for name, start in part.headlines:
-            if found := re.search(rf"^\| {start} \|.*$", tables.get(part.title, ""), re.MULTILINE):
-                cells = dict(zip(_LAST, (cell.strip() for cell in found[0].strip("|").split("|")[-len(_LAST) :]), strict=True))
-                if cells["measured"]:  # timm's train.py is not always there to compare with
-                    rows.append({"what": name, **cells})
+            if found := re.search(rf"^\| {start} \|.*$", table, re.MULTILINE):
+                told = _told(table, found[0])
+                if told["measured"]:  # timm's train.py is not always there to compare with
+                    rows.append({"what": name, **told})
     return rows
 
 
@@ -60,22 +62,25 @@ def exceeded(tables: Mapping[str, str]) -> list[Row]:
     """Return the rows whose bound is exceeded, each with its name: the cells of text before the last ones, and the pixels."""
     rows: list[Row] = []
     for title, table in tables.items():
-        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-        for *cells, measured, bound, verdict, by in lines[2:]:
-            if verdict == "over":
-                named = {head: cell for head, cell in zip(lines[0], cells, strict=False) if head not in UNNAMED}
-                words = [f"{cell} px" if head == "px" else cell for head, cell in named.items()]
+        for line in table.splitlines()[2:]:
+            told = _told(table, line)
+            if told["verdict"] == "over":
+                heads = [head for head in _cells(table.splitlines()[0]) if head not in (*_LAST, *UNNAMED)]
+                named = dict(zip(_cells(table.splitlines()[0]), _cells(line), strict=True))
+                words = [f"{named[head]} px" if head == "px" else named[head] for head in heads]
                 words = [word for word in words if re.search(r"[^\d.,]", word)]
-                rows.append(
-                    {
-                        "what": f"{title}: {', '.join(words)}",
-                        "measured": measured,
-                        "bound": bound,
-                        "verdict": verdict,
-                        "set by": by,
-                    }
-                )
+                rows.append({"what": f"{title}: {', '.join(words)}", **told})
     return rows
+
+
+def _told(table: str, line: str) -> dict[str, str]:
+    """Return the last cells of a line; a table that was measured before a column came has none there."""
+    named = dict(zip(_cells(table.splitlines()[0]), _cells(line), strict=True))
+    return {head: named.get(head, "") for head in _LAST}
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def shortened(table: str) -> str:

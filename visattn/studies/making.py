@@ -23,11 +23,12 @@ from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.asking import model_of
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.outputs import outputs_of, predicted_classes
-from visattn.core.pipeline.passes import Pass, one_pass, with_readout
+from visattn.core.pipeline.passes import Pass, with_readout
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import Question, ask
 from visattn.core.pipeline.recordings import layer_of_cam
 from visattn.core.pipeline.running import explained
+from visattn.core.pipeline.shared_passes import SharedPasses
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.core.pipeline.tensors import prepare_inputs
 from visattn.core.records import Recording
@@ -130,7 +131,8 @@ def _question(method: str, parameters: Mapping[str, Any], target: Target) -> Que
 @in_own_modes
 def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int) -> View:
     """Run the model on one photo, and compute its maps."""
-    passed = _recorded(model, prepared)
+    passes = SharedPasses()
+    passed = _recorded(model, prepared, passes)
     source = image_facts(prepared.photo)
     made = passed.recording.provenance.but(
         image=source.name, image_sha256=source.sha256, geometry=prepared.geometry, notes=source.notes
@@ -145,16 +147,16 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         if from_recording(question):
             maps[name] = answer(recording, prepared, question).map
         else:
-            maps[name] = explained(model, [prepared], question, seed=seed)[0].map
+            maps[name] = explained(model, [prepared], question, seed=seed, passes=passes)[0].map
     of_class = any(question.method is None or question.method.targeted for question in questions.values())
-    importance = _importance(model, prepared, target) if of_class and classifies and len(recording) else None
+    importance = _importance(model, prepared, target, passes) if of_class and classifies and len(recording) else None
     return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else (), importance=importance)
 
 
-def _importance(model: nn.Module, prepared: Prepared, target: Target) -> Importance | None:
+def _importance(model: nn.Module, prepared: Prepared, target: Target, passes: SharedPasses) -> Importance | None:
     """Return the importance of the heads for the target; None where some attention has no gradient."""
     prepared, target = with_target(model, prepared, target)
-    passed = one_pass(model, prepared, target=target)
+    passed = passes(model, prepared, target=target)
     try:
         found = head_importance(passed.recording)
     except OptionError:
@@ -164,13 +166,13 @@ def _importance(model: nn.Module, prepared: Prepared, target: Target) -> Importa
     return Importance(score, tuple(tuple(heads[0].tolist()) for heads in found))
 
 
-def _recorded(model: nn.Module, prepared: Prepared) -> Pass:
+def _recorded(model: nn.Module, prepared: Prepared, passes: SharedPasses) -> Pass:
     """Record attention and the last tokens; of a model without attention, its gates or the features of its last layer."""
     try:
-        passed = one_pass(model, prepared)
+        passed = passes(model, prepared)
         return passed._replace(recording=with_readout(model, prepared, passed.recording))
     except NoAttentionCaptured:
-        return one_pass(model, prepared, features=[layer_of_cam(model, prepared, {})])
+        return passes(model, prepared, features=[layer_of_cam(model, prepared, {})])
 
 
 def _usual(recording: Recording, classifies: bool, target: Target) -> Asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,27 +32,27 @@ __all__ = ["last_map", "layer_of_cam", "recorded"]
 _SHOWN = 5  # feature maps in a message
 
 
-def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
-    """Choose the method if it is `auto`, and run a pass that records everything it needs."""
-    settled, passed = _recorded(model, prepared, question)
+def recorded(
+    model: nn.Module, prepared: Prepared, question: Question, run: Callable[..., Pass] = one_pass
+) -> tuple[Question, Pass]:
+    """Choose the method if it is `auto`, and run a pass that records everything it needs, by `one_pass` or as `run` does."""
+    settled, passed = _recorded(model, prepared, question, run)
     asks = settled.method is not None and "query" in settled.method.parameters
     if not asks or settled.parameters.get("query", "auto") not in ("auto", "read"):
         return settled, passed
     return settled, passed._replace(recording=with_readout(model, prepared, passed.recording))
 
 
-def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
+def _recorded(model: nn.Module, prepared: Prepared, question: Question, run: Callable[..., Pass]) -> tuple[Question, Pass]:
     if question.method is not None:
-        return _wanted(model, prepared, question, question.method)
+        return _wanted(model, prepared, question, question.method, run)
     explainable = prepared.spec_of(model).classifier and question.target.task != "embedding"
     if question.of_a_class or (set(question.among) != {"attention"} and explainable):
         layer = question.parameters.get("layer")
         named = isinstance(layer, str) and layer != "all"
         cam_layer_name = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do
         try:
-            passed = one_pass(
-                model, prepared, target=question.target, features="none" if cam_layer_name is None else [cam_layer_name]
-            )
+            passed = run(model, prepared, target=question.target, features="none" if cam_layer_name is None else [cam_layer_name])
         except NoClasses:
             if question.of_a_class:
                 raise
@@ -72,7 +72,7 @@ def _recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple
                 )
             return settled, passed
     last = question.among[-1]  # no class can be explained
-    return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
+    return Question(last, METHODS[last], question.parameters, question.target), run(model, prepared)
 
 
 def at_layer(question: Question, layer: str) -> Question:
@@ -120,7 +120,9 @@ def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> tuple[Question, Pass]:
+def _wanted(
+    model: nn.Module, prepared: Prepared, question: Question, method: Method, run: Callable[..., Pass]
+) -> tuple[Question, Pass]:
     layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
     features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
     if "cam layer" in needs:
@@ -132,7 +134,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
     elif "features" in needs:
         features = "last" if layer == -1 else "all"
     try:
-        return question, one_pass(
+        return question, run(
             model,
             prepared,
             target=question.target if method.targeted else None,
@@ -142,7 +144,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
         )
     except NoAttentionCaptured as nothing:
         if "cam layer" in needs and str(layer) in dict(model.named_modules()):  # the name of a part of an nn.Sequential
-            return _wanted(model, prepared, at_layer(question, str(layer)), method)
+            return _wanted(model, prepared, at_layer(question, str(layer)), method, run)
         if "cam layer" in needs:
             raise OptionError(
                 f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: {option('layer', 'NAME')}."

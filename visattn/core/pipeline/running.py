@@ -15,7 +15,7 @@ from visattn._support.notes import note
 from visattn.core.pipeline.answering import answer, completed, of_model, with_target
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.passes import one_pass, telling_memory
+from visattn.core.pipeline.passes import Pass, one_pass, telling_memory
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.recordings import recorded
 from visattn.core.records import Recording
@@ -32,7 +32,9 @@ _T = TypeVar("_T")
 
 
 @in_own_modes
-def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0) -> list[Explanation]:
+def explained(
+    model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0, passes: Callable[..., Pass] = one_pass
+) -> list[Explanation]:
     """Explain preprocessed photos, those of one size together.
 
     Args:
@@ -40,6 +42,7 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
         prepared: The photos, each prepared alone.
         question: Method, parameters and target, from `ask`.
         seed: Seed of methods that draw samples, and of models that draw in their forward pass.
+        passes: `one_pass`, or `SharedPasses` of one photo, for a photo that is explained alone.
 
     Returns:
         The explanations, in order.
@@ -50,7 +53,7 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
 
     def run(some: Sequence[Prepared]) -> list[Explanation]:
         explanations = together.explained_together(model, some, question) if len(some) > 1 else None
-        return explanations or [_alone(model, one, question) for one in some]
+        return explanations or [_alone(model, one, question, passes) for one in some]
 
     return _by_size(run, prepared, seed, alone=bool(question.runs_again or question.target.steps))
 
@@ -107,7 +110,7 @@ def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence
     return [result for half in (prepared[: count // 2], prepared[count // 2 :]) for result in _in_halves(run, half)]
 
 
-def _alone(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
+def _alone(model: nn.Module, prepared: Prepared, question: Question, passes: Callable[..., Pass]) -> Explanation:
     """Explain one photo, with as many passes as its method needs."""
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)
@@ -115,6 +118,6 @@ def _alone(model: nn.Module, prepared: Prepared, question: Question) -> Explanat
     if need := question.runs_again:
         explanation: Explanation = again.ANSWERS[need](model, prepared, question)
         return explanation
-    settled, passed = recorded(model, prepared, question)
+    settled, passed = recorded(model, prepared, question, passes)
     explanation = answer(passed.recording, prepared, settled, auto=question.method is None)
     return completed(explanation, passed, prepared, target)
