@@ -21,12 +21,12 @@ def model_of(name: str) -> nn.Module:
     return made
 
 
-def passes_of(model: nn.Module, methods: Sequence[str], **options: int | str) -> int:
+def passes_of(model: nn.Module, methods: Sequence[str], target: int) -> int:
     """Return how often a study runs the model, once all that is kept of the model is known."""
-    visattn.study(model, PHOTO, methods=methods, **options)
+    visattn.study(model, PHOTO, methods=methods, target=target)
     ran: list[None] = []
     handle = model.register_forward_hook(lambda *_: ran.append(None))
-    visattn.study(model, PHOTO, methods=methods, **options)
+    visattn.study(model, PHOTO, methods=methods, target=target)
     handle.remove()
     return len(ran)
 

@@ -13,6 +13,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from torchvision.transforms._presets import ImageClassification
 
 from visattn._support.language import option, worded
+from visattn._support.parts import Parts, parts_of
 from visattn.core.capturing import ModelDescription
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.published import of_torchvision
@@ -33,9 +34,10 @@ def remember(model: nn.Module, preset: Any, classes: Sequence[str] | None = None
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe a torchvision model for `capture`; the positions of its tokens are traced from the pixels."""
-    blocks = {name: part for name, part in model.named_modules() if isinstance(part, EncoderBlock)}
+    parts = parts_of(model)
+    blocks = {parts.names[number]: parts.modules[number] for number in parts.fact(_blocks, _blocks)}
     tokens: dict[str, nn.Module] = dict(blocks)
-    tokens |= {"encoder.ln": model.get_submodule("encoder.ln")} if blocks else _stages(model)
+    tokens |= {"encoder.ln": model.get_submodule("encoder.ln")} if blocks else _stages(parts)
     adds = {part.self_attention: name for name, part in blocks.items()}
 
     def output_weight(owner: Any) -> Tensor | None:  # noqa: ANN401
@@ -45,14 +47,20 @@ def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     return ModelDescription(tokens, "cls" if blocks else "mean", provenance, output_weight, adds.get)
 
 
-def _stages(model: nn.Module) -> dict[str, nn.Module]:
+def _blocks(parts: Parts) -> list[int]:
+    """Return the numbers of the blocks of a vision transformer."""
+    return [number for number, part in enumerate(parts.modules) if isinstance(part, EncoderBlock)]
+
+
+def _stages(parts: Parts) -> dict[str, nn.Module]:
     """Return the stages of a Swin transformer, each with all of its blocks, and the norm after them."""
-    stages = {
-        name: part
-        for name, part in model.named_modules()
-        if isinstance(part, nn.Sequential) and any(isinstance(child, SwinTransformerBlock) for child in part)
-    }
-    return {**stages, "norm": model.get_submodule("norm")} if stages else {}
+    stages = {parts.names[number]: parts.modules[number] for number in parts.fact(_stages, _numbers_of_stages)}
+    return {**stages, "norm": parts.modules[0].get_submodule("norm")} if stages else {}
+
+
+def _numbers_of_stages(parts: Parts) -> list[int]:
+    stages = [(number, part) for number, part in enumerate(parts.modules) if isinstance(part, nn.Sequential)]
+    return [number for number, part in stages if any(isinstance(child, SwinTransformerBlock) for child in part)]
 
 
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
@@ -154,7 +162,8 @@ def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401 - att
 
 def cam_layer(model: nn.Module) -> str | None:
     """Return the input of the last attention of a vision transformer; for other models, the last feature map before pooling."""
-    blocks = [name for name, part in model.named_modules() if isinstance(part, EncoderBlock)]
+    parts = parts_of(model)
+    blocks = [parts.names[number] for number in parts.fact(_blocks, _blocks)]
     if blocks:
         return f"{blocks[-1]}.ln_1"
     spec = input_spec(model)

@@ -6,7 +6,9 @@ weights: facts of weights that have changed since are not claimed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from visattn._support.sampled_weights import sampled_weights
 from visattn.core.provenance import Provenance
 
 _PLACE = "_visattn_facts"  # attribute of a model
+_read: ContextVar[dict[nn.Module, Facts | None] | None] = ContextVar("facts that were read", default=None)
 CHANGED = "the weights have changed since their preprocessing and classes were stated"
 
 
@@ -62,14 +65,35 @@ def state(
         stated["classes"] = list(classes)
     stated["sample"] = None if in_training else sampled_weights(model)
     vars(model)[_PLACE] = stated
+    (_read.get() or {}).pop(model, None)
     return model
 
 
 _OF_WEIGHTS = "model", "weights", "weights_sha256", "random", "notes", "warnings"
 
 
+@contextmanager
+def facts_read_once() -> Iterator[None]:
+    """Read the facts of each model once inside the block, such as one explanation: its weights stay as they are there."""
+    known = _read.get()
+    token = _read.set({} if known is None else known)
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
 def facts_of(model: nn.Module) -> Facts | None:
     """Return the facts that were stated about a model's weights, or about those it was copied from; None if there are none."""
+    known = _read.get()
+    if known is None:
+        return _facts_of(model)
+    if model not in known:
+        known[model] = _facts_of(model)
+    return known[model]
+
+
+def _facts_of(model: nn.Module) -> Facts | None:
     stated = vars(model).get(_PLACE)
     if not isinstance(stated, dict):
         return None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable, shown, suggest, whole_number
 from visattn._support.notes import note
+from visattn._support.parts import parts_of
 from visattn._support.types import Fusion
 from visattn.core.records import split_call
 from visattn.errors import ImageError, OptionError
@@ -86,7 +87,8 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
     module, call = split_call(layer)
     if call is not None:
         return f"{layer_of(module, model)} #{call}"
-    number, parts = whole_number(layer), dict(model.named_modules())
+    built = parts_of(model)
+    number, parts = whole_number(layer), dict(zip(built.names, built.modules, strict=True))
     if number is None and (layer == "all" or layer in parts):
         return layer
     number = {"last": -1, "first": 0}.get(layer.lower(), number)

@@ -16,6 +16,7 @@ from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn._support.types import LARGEST_BATCH
+from visattn.core.families.weight_facts import facts_read_once
 from visattn.core.methods.method_table import MethodName
 from visattn.core.pipeline.asking import Asked, asked_of, model_of
 from visattn.core.pipeline.explanation import DrawOptions, Explanation
@@ -39,6 +40,7 @@ BATCH = 16
 @with_options(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
 @typed(but=("weights", "method"))
 @in_own_modes
+@facts_read_once()
 def explain(
     model: nn.Module | str,
     image: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array
@@ -61,7 +63,8 @@ def explain(
         method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
             can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
             Grad-CAM if a target is given.
-        target: Class to explain, by index or name; None: the top class. For dense outputs and detectors: `pixel:X,Y` (the class that is
+        target: Class to explain, by index or name; None: the top class. `class:K`, `label:A,B`, `output:N`, `output:-N` and
+            `text:WORDS` say what they name. For dense outputs and detectors: `pixel:X,Y` (the class that is
             predicted at a pixel of the upright photo), `mask:K` (a class, or a mask, over its pixels) or `box:N` (the class of a
             detection). Any other model without a classification head needs a function from its output to one number per image. For
             class-specific methods only.
@@ -207,5 +210,7 @@ def explain_each(
     """Yield the explanations of `explain_batch`, for a question that was asked; `notes` are added to each."""
     left = iter(images)
     while some := list(islice(left, size)):
-        prepared = [prepare_with([read(image, asked.how)], model, asked.how).with_notes(*notes) for image in some]
-        yield from explained(model, prepared, asked.question, seed=asked.seed)
+        with facts_read_once():
+            prepared = [prepare_with([read(image, asked.how)], model, asked.how).with_notes(*notes) for image in some]
+            explanations = explained(model, prepared, asked.question, seed=asked.seed)
+        yield from explanations

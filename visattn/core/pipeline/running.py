@@ -12,6 +12,7 @@ from torch import nn
 from visattn._support.faces import Later
 from visattn._support.modes import in_own_modes
 from visattn._support.notes import note
+from visattn.core.families.weight_facts import facts_read_once
 from visattn.core.pipeline.answering import answer, completed, of_model, with_target
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
@@ -32,6 +33,7 @@ _T = TypeVar("_T")
 
 
 @in_own_modes
+@facts_read_once()
 def explained(
     model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0, passes: Callable[..., Pass] = one_pass
 ) -> list[Explanation]:
