@@ -133,7 +133,8 @@ def target_options(command: F) -> F:
         command,
         click.option(
             "--target",
-            help="Class to explain, by index or name; by default the top class. Of dense outputs and detectors: pixel:X,Y, mask:K, box:N.",
+            help="Class to explain, by index or name; by default the top class. Also class:K, label:K or label:A,B, output:N or output:-N, "
+            "text:WORDS; of dense outputs and detectors pixel:X,Y, mask:K, box:N, query:N.",
         ),
         click.option("--versus", help="Another class, by index or name, whose score is subtracted from the target's."),
         click.option(

@@ -36,6 +36,7 @@ __all__ = ["answer", "of_model", "pixel_to_input", "with_target"]
 STEPS = {
     "prompt": Later(f"{__package__}.prompts"),
     "place": Later(f"{__package__}.output_places"),
+    "output": Later(f"{__package__}.output_numbers"),
 }  # files that complete a target
 _BY_QUERY = dict.fromkeys(("object", "query"), Later(f"{__package__}.detections"))  # files that complete a map of such a query
 _MUCH = 0.4  # share of the photo; the usual crop of a photo of 16:9 shows more

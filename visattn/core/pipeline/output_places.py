@@ -41,8 +41,8 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
         OptionError: If the text is malformed, the pixel is not in the part of the photo that the model received, or `versus` or
             `target_space` is given too.
     """
-    assert target.place is not None  # noqa: S101 - the step was looked up by it
-    kind, which = target.place
+    assert target.named is not None  # noqa: S101 - the step was looked up by it
+    kind, which = target.named
     if target.versus is not None or target.target_space != "logit":
         raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
     settle: Callable[[Any], Score]
@@ -55,6 +55,8 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
         settle = lambda output: _at_pixel(output, share, f"pixel {x:g},{y:g}", target)  # noqa: E731
     elif kind == "mask":
         settle = lambda output: _of_mask(output, which, target)  # noqa: E731
+    elif kind == "query":
+        settle = lambda output: _of_query(output, which, target.labels)  # noqa: E731
     else:
         settle = lambda output: _of_box(output, which, target.labels)  # noqa: E731
     return prepared, replace(target, of=Place(settle))
@@ -158,13 +160,18 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
 def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
     if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= _DETECTION:
         return _of_detection(output[0], which, labels)
+    return _of_query(output, which, labels, "box")
+
+
+def _of_query(output: Any, which: str, labels: Sequence[str] | None, kind: str = "query") -> Score:  # noqa: ANN401
     logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
     if logits is None or boxes is None or logits.ndim != 3:
+        fields = "logits and pred_boxes" + (", or boxes and scores" if kind == "box" else "")
         raise OptionError(
-            f"target box:N needs a detector, whose output has logits and pred_boxes, or boxes and scores; the model returned "
-            f"{type(output).__name__}. " + worded("Pass a function of it.", "Choose another target.")
+            f"target {kind}:N needs a detector, whose output has {fields}; the model returned {type(output).__name__}. "
+            + worded("Pass a function of it.", "Choose another target.")
         )
-    logits, index = logits.detach(), _index("box", which, logits.shape[1], None)
+    logits, index = logits.detach(), _index(kind, which, logits.shape[1], None)
     nothing = labels is not None and logits.shape[2] == len(labels) + 1  # the last class stands for no object
     best = int(logits[0, index, : -1 if nothing else None].argmax())
 
@@ -173,7 +180,7 @@ def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # 
         assert all_logits is not None  # noqa: S101 - it was there
         return all_logits[:, index, best]
 
-    return Score(score, f"logit of {class_name(best, labels)} in box {index} = {float(logits[0, index, best]):.3g}")
+    return Score(score, f"logit of {class_name(best, labels)} in {kind} {index} = {float(logits[0, index, best]):.3g}")
 
 
 def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str] | None) -> Score:

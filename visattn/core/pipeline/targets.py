@@ -23,7 +23,8 @@ from visattn.errors import OptionError, ShapeError
 
 __all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "read_labels"]
 
-_PLACE = re.compile(r"\s*(pixel|mask|box)\s*:(.*)", re.DOTALL)
+_NAMED = re.compile(r"\s*(class|label|output|pixel|mask|box|query|text)\s*:(.*)", re.DOTALL)
+_STEPS = dict.fromkeys(("pixel", "mask", "box", "query"), "place") | dict.fromkeys(("class", "label", "output", "text"), "output")
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
 
@@ -47,7 +48,8 @@ class Target:
 
     Attributes:
         of: A class by index or name, or one for each image; None: the top class of each image; or a function of the model's output
-            that returns one number per image. `pixel:X,Y`, `mask:K` and `box:N` name places in a dense output or a detection.
+            that returns one number per image. Texts such as `label:cat,dog`, `output:-0`, `pixel:X,Y`, `mask:K` and `box:N` name
+            labels, numbers and places of an output.
         versus: Another class, whose score is subtracted.
         target_space: Score whose gradient is taken: `logit` (the output itself), `prob` (its probability) or `logprob`.
         labels: Names of the classes or outputs, if known; `imagenet` stands for the 1000 names of ImageNet.
@@ -89,15 +91,15 @@ class Target:
         return (self.of, self.versus, self.prompt, self.target_space) != (None, None, None, "logit")
 
     @property
-    def place(self) -> tuple[str, str] | None:
-        """Kind of the place in the output that the target names (`pixel`, `mask`, `box`), and which it is; None if it names none."""
-        named = _PLACE.fullmatch(self.of) if isinstance(self.of, str) else None
+    def named(self) -> tuple[str, str] | None:
+        """Kind of what the target names in the output, such as `pixel` or `label`, and which it is; None if it is no such text."""
+        named = _NAMED.fullmatch(self.of) if isinstance(self.of, str) else None
         return None if named is None else (named[1], named[2].strip())
 
     @property
     def steps(self) -> tuple[str, ...]:
         """Names of the steps that turn the target into a function of the output before the model runs, see `answering.STEPS`."""
-        return ("prompt",) * (self.prompt is not None) + ("place",) * (self.place is not None)
+        return ("prompt",) * (self.prompt is not None) + (() if self.named is None else (_STEPS[self.named[0]],))
 
     def resolve(self, output: Any) -> ResolvedTarget:  # noqa: ANN401 - whatever the model returns
         """Resolve the target for the model's output on a batch.
