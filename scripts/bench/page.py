@@ -19,30 +19,39 @@ from visattn.core.provenance import processor
 DOCS = ROOT / "docs" / "benchmarks.md"
 SHORT = 10  # tables with more rows are folded
 _LAST = "measured", "bound", "verdict", "set by"  # columns of each table
+_MEASURED = "Measured on"
+_SECTION = re.compile(rf"^## (.+)\n\n({_MEASURED} .+)\n\n(?:<details>.+\n\n)?((?:\|.*\n)+)", re.MULTILINE)
 UNNAMED = "time", "differs"  # columns of text that do not name a row
 
 
 def document(measured: dict[str, list[Row]]) -> str:
-    """Return the docs page: headlines, tables, protocol. Parts that were not measured in this run keep their tables."""
+    """Return the docs page: headlines, tables, protocol. Parts that were not measured in this run keep their tables, and their machine."""
     before = DOCS.read_text(encoding="utf-8") if DOCS.exists() else ""
-    standing = dict(re.findall(r"^## (.+)\n\n(?:<details>.+\n\n)?((?:\|.*\n)+)", before, re.MULTILINE))
-    known = {
-        part.title: to_markdown(measured[name]) if name in measured else standing.get(part.title) for name, part in PARTS.items()
+    standing = {title: (where, table) for title, where, table in _SECTION.findall(before)}
+    found = {
+        part.title: (f"{_MEASURED} {machine()}.", to_markdown(measured[name])) if name in measured else standing.get(part.title)
+        for name, part in PARTS.items()
     }
-    tables = {title: table for title, table in known.items() if table}
+    sections = {title: section for title, section in found.items() if section is not None}
+    tables = {title: table for title, (_, table) in sections.items()}
     kept, over = (sum(table.count(f"| {verdict} |") for table in tables.values()) for verdict in ("ok", "over"))
     intro = (
         "Run `make bench` to measure everything anew; it fails if a bound is exceeded. In the runs below, "
-        f"{over} of {kept + over} bounds are exceeded, and listed below. What sets a bound stands beside it: a limit that no code can "
+        f"{over} of {kept + over} bounds are exceeded, and listed. What sets a bound stands beside it: a limit that no code can "
         "pass, a peer, or a promise. The word `plain` stands for the model's forward pass without visattn. The page is written by "
         "`scripts/benchmark.py --write-docs`, each table from one run and with the bounds of that run: [how it was "
         "measured](#how-it-was-measured)."
     )
-    sections = [f"## {title}\n\n{shortened(table)}" for title, table in tables.items()]
+    shown = [f"## {title}\n\n{where}\n\n{shortened(table)}" for title, (where, table) in sections.items()]
     how = "\n".join(["## How it was measured\n", *(f"- {line}" for line in protocol()), ""])
     broken = exceeded(tables)
     listed = ["Exceeded bounds:\n", to_markdown(broken)] if broken else []
-    return "\n".join(["# Benchmarks\n", f"{intro}\n", to_markdown(headlines(tables)), *listed, *sections, how])
+    return "\n".join(["# Benchmarks\n", f"{intro}\n", to_markdown(headlines(tables)), *listed, *shown, how])
+
+
+def machine() -> str:
+    """Return the processor, and how many of them."""
+    return f"{processor()}, {os.cpu_count()} CPUs"
 
 
 def headlines(tables: Mapping[str, str]) -> list[Row]:
@@ -93,7 +102,8 @@ def protocol() -> list[str]:
     """Return lines about the machine and about how each part is measured."""
     names = ("visattn", "torch", "torchvision", "timm", "opencv-python", "pillow", "numpy")
     return [
-        f"Machine: {processor()}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
+        f"Machine: named at each table, here {machine()}. PyTorch on {THREADS} threads if nothing else is said, OpenCV on its default; "
+        f"{platform.system()}.",
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
         "CUDA: not measured; everything here ran on the CPU.",
         "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1. The image is a real photo squeezed to a square.",
