@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,18 +29,28 @@ _seen: OfStructure[str | None] = OfStructure()
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)  # VGG pools to 7 x 7 at any input size
 
 
-def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
+def last_feature_map(
+    model: nn.Module,
+    channels: int,
+    size: tuple[int, int],
+    inputs: Mapping[str, Any] = MappingProxyType({}),
+    keyword: str = "",
+) -> str | None:
     """Return the name of the module that outputs the last feature map with more than one position, unless tokens follow it.
 
     Args:
         model: Image model; it is not modified.
         channels: Channels of its input.
         size: Height and width of its input.
+        inputs: Its other inputs by name, such as a row of a table; only their shapes matter.
+        keyword: Name of the pixels among its inputs; empty: they come first.
 
     Returns:
         Name of the outermost such module; None if tokens follow, or the model cannot run on the meta device.
     """
-    return _seen.of(model, (channels, size), lambda: _observed(model, channels, size)) or None
+    others = {name: _bare(value) for name, value in inputs.items()}
+    question = channels, size, keyword, tuple((name, _form(value)) for name, value in others.items())
+    return _seen.of(model, question, lambda: _observed(model, channels, size, others, keyword)) or None
 
 
 class _Step(NamedTuple):
@@ -118,21 +129,38 @@ def _within(step: _Step, other: _Step) -> bool:
     return same and step.name.startswith(f"{other.name}.")
 
 
-def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
-    """Return the name, or `_NO_MAP`; None if the model cannot run on the meta device."""
+def _bare(value: Any) -> Any:  # noqa: ANN401 - an input of a model
+    """Return a tensor as one without values; anything else as it is."""
+    return torch.empty_like(value, device="meta", requires_grad=False) if isinstance(value, Tensor) else value
+
+
+def _form(value: object) -> Hashable:
+    """Return what of an input may decide which modules run."""
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else repr(value)
+
+
+def _observed(model: nn.Module, channels: int, size: tuple[int, int], others: Mapping[str, Any], keyword: str) -> str | None:
+    """Return the name, or `_NO_MAP`; None if the model cannot run on the meta device.
+
+    Beside other inputs, a map that is computed from the pixels goes before one that is not, as of a second image.
+    """
     last: _Step | None = None
     version = -1  # version of its output, which in-place operations increase
+    is_from_pixels = False
 
     def watch(name: str, call: int, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        nonlocal last, version
+        nonlocal last, version, is_from_pixels
         if not isinstance(output, Tensor) or (args and output is args[0] and output._version == version):
             return  # the module was a no-op
+        if is_from_pixels and not output.requires_grad:
+            return
+        is_from_pixels = bool(others) and output.requires_grad
         if output.ndim == 3 and output.shape[1] > 1:
             last = None
         elif output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
             last, version = _Step(name, call, None, output), output._version
 
-    counts = _dry_run(model, channels, size, watch)
+    counts = _dry_run(model, channels, size, watch, others, keyword)
     if counts is None:
         return None
     return _NO_MAP if last is None else _called(last, counts)
@@ -141,8 +169,15 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
 Watch = Callable[[str, int, nn.Module, tuple[Any, ...], Any], None]  # name of a module, index of its call, and what `After` gets
 
 
-def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watch) -> Mapping[str, int] | None:
-    """Run a copy on the `meta` device, and call `watch` after each of its modules.
+def _dry_run(
+    model: nn.Module,
+    channels: int,
+    size: tuple[int, int],
+    watch: Watch,
+    others: Mapping[str, Any] = MappingProxyType({}),
+    keyword: str = "",
+) -> Mapping[str, int] | None:
+    """Run a copy on the `meta` device, and call `watch` after each of its modules; `others` and `keyword`: see `last_feature_map`.
 
     Returns:
         How often each module returned a tensor; None if the model cannot run there.
@@ -159,8 +194,10 @@ def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Watc
 
     with Attempt() as attempt:
         bare = without_values(model)
-        with torch.no_grad(), same_randomness(), without_checkpoints(bare.modules()), module_hooks(bare, after=after):
-            bare(torch.empty(1, channels, *size, device="meta"))
+        graph = torch.set_grad_enabled(bool(others))  # whose only leaf are the pixels
+        with graph, same_randomness(), without_checkpoints(bare.modules()), module_hooks(bare, after=after):
+            pixels = torch.empty(1, channels, *size, device="meta", requires_grad=bool(others)).clone()
+            bare(**{keyword: pixels}, **others) if keyword else bare(pixels, **others)
     return None if attempt.failed else counts
 
 

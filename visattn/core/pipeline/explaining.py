@@ -59,7 +59,7 @@ def explain(
     Args:
         model: Name of a timm model, or a model.
         image: PIL image, array, tensor, or a source of `load_image`. A model with other than one or three input channels needs an array
-            `(H, W, C)` or `(C, H, W)`.
+            `(H, W, C)` or `(C, H, W)`. With `inputs` it may be the name of the one that is the picture.
         method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
             can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
             Grad-CAM if a target is given.
@@ -118,10 +118,11 @@ def ask_about(
     """
     _check_given(image, pixels, inputs, options)
     asked = asked_of(method, target, options, seed)
-    photo = None if image is None else read(image, asked.how)  # a bad file fails before a model is loaded
+    picture = image if isinstance(image, str) and image in (inputs or ()) else None
+    photo = None if image is None or picture is not None else read(image, asked.how)  # a bad file fails before a model is loaded
     bare, notes = model_of(model, asked.how, weights=weights, seed=seed, device=device)
     if inputs is not None:
-        prepared = tensors.prepare_inputs(inputs, photo, bare, asked.how)
+        prepared = tensors.prepare_inputs(inputs, photo, bare, asked.how, picture)
     elif pixels is not None:
         photos = None if photo is None else [photo]
         prepared = tensors.prepare_tensor(pixels, bare, photos=photos, mean=asked.how.mean, std=asked.how.std)

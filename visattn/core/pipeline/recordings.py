@@ -101,7 +101,8 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
 def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
     """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
     _, channels, height, width = shape = tuple(prepared.pixels.shape)
-    name = cam_layer(model) or (None if prepared.inputs else feature_maps_of.last_feature_map(model, channels, (height, width)))
+    inputs, keyword = prepared.inputs, prepared.spec_of(model).keyword
+    name = cam_layer(model) or feature_maps_of.last_feature_map(model, channels, (height, width), inputs, keyword)
     if name is not None or not search:
         return name
     return structure.before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from visattn.errors import OptionError, ShapeError
 __all__ = ["prepare_inputs", "prepare_tensor"]
 
 _PIXELS = "pixel_values", "pixels", "images", "image", "x"  # names of an image among the inputs of models
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 _SAME = 1e-3  # largest difference between pixels that one processor made twice, with and without its fast path
 _ROUNDING = 0.02  # rounding error of normalized images in half precision
 
@@ -77,7 +79,13 @@ def prepare_tensor(
 
 
 @in_own_modes
-def prepare_inputs(inputs: Mapping[str, Any], photo: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
+def prepare_inputs(
+    inputs: Mapping[str, Any],
+    photo: Any,  # noqa: ANN401
+    model: nn.Module,
+    how: Preprocessing,
+    picture: str | None = None,
+) -> Prepared:
     """Prepare the inputs of a model for one image, given by name as a processor of transformers returns them.
 
     Args:
@@ -85,21 +93,24 @@ def prepare_inputs(inputs: Mapping[str, Any], photo: Any, model: nn.Module, how:
         photo: The photo, or None if the pixels show themselves.
         model: The model.
         how: Options of the preprocessing, which makes the pixels if there are none.
+        picture: Name of the input that is the picture; by default the one that models call so, else the only one `(1, C, H, W)`.
 
     Returns:
         Pixels, photo and geometry, with the other inputs.
 
     Raises:
-        OptionError: If there is neither photo nor pixels, or the photo shows something else.
+        OptionError: If there is neither photo nor pixels, several inputs may be the picture, or the photo shows something else.
         ShapeError: If the pixels are not one image.
     """
     device = next((parameter.device for parameter in model.parameters()), None)
     others = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    name = next((name for name in _PIXELS if isinstance(others.get(name), Tensor)), None)
+    name = picture or _picture_among(others)
     if name is None:
         if photo is None:
             raise OptionError(f"inputs have no pixels ({', '.join(others) or 'empty'}). Pass the photo too, or pixel_values.")
-        return replace(prepare_with([photo], model, how), inputs=others)
+        made = prepare_with([photo], model, how)
+        spec = made.spec_of(model)
+        return replace(made, inputs=others, spec=replace(spec, keyword=spec.keyword or _free_parameter(model, others)))
     pixels = others.pop(name)
     if pixels.ndim != 4 or len(pixels) != 1:
         raise ShapeError(
@@ -111,6 +122,35 @@ def prepare_inputs(inputs: Mapping[str, Any], photo: Any, model: nn.Module, how:
         own = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
     assert own.spec is not None  # noqa: S101 - both state it
     return replace(own, pixels=pixels, spec=replace(own.spec, keyword=name), inputs=others)
+
+
+def _picture_among(inputs: Mapping[str, Any]) -> str | None:
+    """Return the name of the picture among inputs, or None if there is none.
+
+    Raises:
+        OptionError: If several may be the picture.
+    """
+    images = [
+        name for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point()
+    ]
+    named = next((name for name in _PIXELS if isinstance(inputs.get(name), Tensor)), None)
+    if named is not None or len(images) < 2:
+        return named or next(iter(images), None)
+    raise OptionError(
+        f"each of the inputs {', '.join(images)} may be the picture. Name it: image='{images[0]}', or make its map with another call."
+    )
+
+
+def _free_parameter(model: nn.Module, inputs: Mapping[str, Any]) -> str:
+    """Return the name under which pixels go beside other inputs, if one of these is the first parameter; empty: they come first."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):  # of a compiled or foreign function
+        return ""
+    if not parameters or parameters[0].name not in inputs:
+        return ""
+    free = [one.name for one in parameters if one.name not in inputs and one.default is one.empty and one.kind in _NAMED]
+    return free[0] if len(free) == 1 else ""
 
 
 def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:
