@@ -56,6 +56,38 @@ def test_memory_format_is_kept() -> None:
     assert plugged(gate=torch.tensor(0.0)).eval()(x).is_contiguous(memory_format=torch.channels_last)
 
 
+class Turned(nn.Module):
+    """Layer whose output has other strides along axes of length 1 than PyTorch's own operations give it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).reshape(y.shape)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["se", "cbam", "scse", "eca", "gc"])
+def test_unusual_strides_are_kept_so_outputs_stay_the_same_to_the_bit(name: str, batch: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Turned(), nn.Conv2d(8, 8, 3, padding=1)).eval(), torch.randn(batch, 4, 9, 9)
+    plain, strides = model(x), model[0](x).stride()
+    attach(model, name, where=["0"], example=x)
+    assert torch.equal(model(x), plain)
+    assert model[0](x).stride() == strides
+
+
+def test_gradients_pass_through_kept_strides() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Turned(), nn.Conv2d(8, 8, 3, padding=1)), torch.randn(1, 4, 9, 9, requires_grad=True)
+    (plain,) = torch.autograd.grad(model(x).square().sum(), x)
+    attach(model, "se", where=["0"], example=x.detach())
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x)
+    assert torch.allclose(slope, plain, atol=1e-6)
+
+
 def test_attributes_of_the_module_inside_are_shown() -> None:
     module = plugged(gate=torch.tensor(0.0))
     assert module.num_features == 8

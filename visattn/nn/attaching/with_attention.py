@@ -96,7 +96,7 @@ class WithAttention(nn.Module):
         gate: Tensor | None = self.gate
         if gate is not None:
             publish(self, "mix", gate.reshape(1, 1))
-            return x + gate * (changed - x)
+            return _laid_out(x + gate * (changed - x), x)
         return changed if self.scale == 1 else changed * self.scale
 
     def added(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -139,6 +139,15 @@ class WithAttention(nn.Module):
         if own:
             self.company.note(missing_keys, [prefix + key for key in self.supplied])
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+
+def _laid_out(y: Tensor, x: Tensor) -> Tensor:
+    """Return `y` with the strides of `x` along axes of length 1, so that the next layer chooses the same kernel for it."""
+    if type(x) is not Tensor or type(y) is not Tensor or y.stride() == x.stride():
+        return y
+    long = [axis for axis, length in enumerate(x.shape) if length > 1]
+    is_same = all(y.stride(axis) == x.stride(axis) for axis in long)
+    return y.as_strided(x.shape, x.stride()) if is_same else y
 
 
 class SequenceWithAttention(WithAttention):
