@@ -103,6 +103,46 @@ def test_class_of_a_segmentation_counts_over_its_own_pixels() -> None:
         visattn.explain(model, PHOTO, target=f"mask:{absent}", **options)
 
 
+class OneMask(torch.nn.Module):
+    """Segmenter with one channel; `end` is what it does with its logits, `bias` moves all of them."""
+
+    def __init__(self, end: Callable[[Tensor], Tensor], bias: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.ReLU())
+        self.head, self.end = torch.nn.Conv2d(8, 1, 1), end
+        with torch.no_grad():
+            self.head.bias.fill_(bias)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.head(self.body(x)))
+
+
+@pytest.mark.parametrize(("end", "least", "word"), [(lambda x: x, 0.0, "output"), (torch.sigmoid, 0.5, "value")])
+def test_a_single_mask_counts_where_it_is_there_before_and_after_a_sigmoid(
+    end: Callable[[Tensor], Tensor], least: float, word: str
+) -> None:
+    model = OneMask(end, 0.1).eval()
+    out = model(visattn.prepare(PHOTO, model, img_size=64).pixels)[0, 0].detach()
+    inside = out > least
+    assert 0 < int(inside.sum()) < inside.numel()
+    seen = maps(model, "mask:0", lambda out: out[:, 0][:, inside].mean(1), method="gradcam", layer="body", img_size=64)
+    share, mean = float(inside.float().mean()), float(out[inside].mean())
+    assert seen.provenance.target == (
+        f"mean {word} of channel 0 over pixels above {least:g} ({share:.1%} of the input) = {mean:.3g}",
+    )
+
+
+@pytest.mark.parametrize(("end", "least"), [(lambda x: x, "0"), (torch.sigmoid, "0.5")])
+def test_an_empty_single_mask_says_how_large_it_is(end: Callable[[Tensor], Tensor], least: str) -> None:
+    model = OneMask(end, -9.0).eval()
+    largest = float(model(visattn.prepare(PHOTO, model, img_size=64).pixels).detach().max())
+    with pytest.raises(OptionError) as caught:
+        visattn.explain(model, PHOTO, target="mask:0", method="gradcam", layer="body", img_size=64)
+    said = f"no pixel belongs to channel 0, so it has no score: its largest value is {largest:.3g}, not above {least}."
+    assert said in str(caught.value)
+
+
 def test_box_of_a_detection_transformer() -> None:
     model = detr()
     out = model(visattn.prepare(PHOTO, model).pixels)

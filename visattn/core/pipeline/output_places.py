@@ -135,26 +135,37 @@ def _masks(output: Any) -> tuple[Tensor, bool]:  # noqa: ANN401
     return _dense(output), False
 
 
+def _threshold(mask: Tensor) -> float:
+    """Return the value above which a pixel belongs to a mask: 0.5 if all values lie in [0, 1], as after a sigmoid, else 0."""
+    return 0.5 if bool(((mask >= 0) & (mask <= 1)).all()) else 0.0
+
+
 def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     masks, apart = _masks(output)
     masks, count = masks.detach(), masks.shape[1]
     index = _index("mask", which, count, None if apart else target.labels)
-    here = masks[0, index] > 0 if apart or count == 1 else masks[0].argmax(0) == index
     word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
+    is_alone = apart or count == 1  # it is there or not, whatever other channels are
+    least = _threshold(masks[0, index])
+    here = masks[0, index] > least if is_alone else masks[0].argmax(0) == index
+    word = "value" if is_alone and least else word
     if not bool(here.any()):
-        others = [] if apart else [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
+        if is_alone:
+            highest = float(masks[0, index].max())
+            raise OptionError(
+                f"no pixel belongs to {name}, so it has no score: its largest value is {highest:.3g}, not above {least:g}."
+            )
+        others = [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
         rank = "Predicted" if word == "logit" else "Largest somewhere"
-        more = f" {rank} are {', '.join(others[:8])}." if others else " Choose another mask."
-        raise OptionError(f"no pixel belongs to {name}, so it has no score.{more}")
+        raise OptionError(f"no pixel belongs to {name}, so it has no score. {rank} are {', '.join(others[:8])}.")
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
         mask_scores = _masks(output)[0][:, index]
         return mask_scores[:, here].mean(1)
 
-    share = float(here.float().mean())
-    return Score(
-        score, f"mean {word} of {name} over its pixels ({share:.1%} of the input) = {float(masks[0, index][here].mean()):.3g}"
-    )
+    where = f"pixels above {least:g}" if is_alone else "its pixels"
+    share, mean = float(here.float().mean()), float(masks[0, index][here].mean())
+    return Score(score, f"mean {word} of {name} over {where} ({share:.1%} of the input) = {mean:.3g}")
 
 
 def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
