@@ -42,9 +42,7 @@ class Parts(NamedTuple):
         """Return parameters and buffers by name, each once, as `named_parameters` and `named_buffers` do."""
         if not self.build.lasts:
             return dict(self.modules[0].named_parameters()), dict(self.modules[0].named_buffers())
-        parameters: dict[str, Tensor] = {}
-        buffers: dict[str, Tensor] = {}
-        seen: set[int] = set()
+        parameters, buffers, seen = dict[str, Tensor](), dict[str, Tensor](), set[int]()
         for module, path in zip(self.modules, self.names, strict=True):
             for held, found in ((module._parameters, parameters), (module._buffers, buffers)):
                 for name in held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, chain
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,14 @@ def sampled_weights(model: nn.Module) -> dict[str, list[float]]:
         for name, tensor in chain(parameters.items(), buffers.items()):
             if tensor.is_floating_point() and not tensor.is_meta and (size := tensor.numel()):
                 values[name] = _some(tensor, size, _OF_HEAD if name in head else 1)
-        every = _numbers(list(values.values()))
-    sizes = [value.numel() for value in values.values()]
-    return {name: every[end - size : end] for name, size, end in zip(values, sizes, accumulate(sizes), strict=True)}
+        flat = list(values.values())
+        if len({(value.dtype, value.device) for value in flat}) > 1:
+            flat = [value.double().cpu() for value in flat]
+        every = torch.cat(flat).double().tolist() if flat else []  # read together, so that a GPU is waited for once
+    sampled, start = dict[str, list[float]](), 0
+    for name, value in values.items():
+        sampled[name] = every[start : (start := start + value.numel())]
+    return sampled
 
 
 def _some(tensor: Tensor, size: int, count: int) -> Tensor:
@@ -36,10 +41,3 @@ def _some(tensor: Tensor, size: int, count: int) -> Tensor:
         return tensor.as_strided((min(count, -((first - size) // step)),), (step,), tensor.storage_offset() + first)
     places = torch.arange(first, size, step, device=tensor.device)[:count]
     return tensor.detach()[torch.unravel_index(places, tensor.shape)]
-
-
-def _numbers(values: list[Tensor]) -> list[float]:
-    """Return the values of all tensors in a row; they are read together, so that a GPU is waited for once."""
-    if len({(value.dtype, value.device) for value in values}) > 1:
-        values = [value.double().cpu() for value in values]
-    return torch.cat(values).double().tolist() if values else []

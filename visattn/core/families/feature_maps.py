@@ -21,7 +21,7 @@ from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn._support.module_hooks import module_hooks
 
-__all__ = ["last_feature_map"]
+__all__ = ["is_map", "last_feature_map"]
 
 _NO_MAP = ""  # no module outputs one, or tokens follow
 _seen: OfStructure[str | None] = OfStructure()
@@ -79,8 +79,8 @@ def stages(model: nn.Module, channels: int, size: tuple[int, int]) -> list[str]:
     steps: list[_Step] = []
 
     def watch(name: str, call: int, _module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if isinstance(output, Tensor) and _is_map(output, size):
-            given = args[0] if args and isinstance(args[0], Tensor) and _is_map(args[0], size) else None
+        if isinstance(output, Tensor) and is_map(output, size):
+            given = args[0] if args and isinstance(args[0], Tensor) and is_map(args[0], size) else None
             steps.append(_Step(name, call, given, output))
 
     counts = None if last is None else _dry_run(model, channels, size, watch)
@@ -109,7 +109,7 @@ def _size(feature: Tensor) -> tuple[int, ...]:
     return tuple(feature.shape[2:])
 
 
-def _is_map(tensor: Tensor, size: tuple[int, int]) -> bool:
+def is_map(tensor: Tensor, size: tuple[int, ...]) -> bool:
     """Check whether a tensor is a feature map with channels first: its sides are in the ratio of those of the image."""
     if tensor.ndim != 4 or min(tensor.shape) < 1 or _size(tensor) == (1, 1):
         return False

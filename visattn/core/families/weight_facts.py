@@ -19,7 +19,7 @@ from visattn._support.sampled_weights import sampled_weights
 from visattn.core.provenance import Provenance
 
 _PLACE = "_visattn_facts"  # attribute of a model
-_read: ContextVar[dict[nn.Module, Facts | None] | None] = ContextVar("facts that were read", default=None)
+_read: ContextVar[dict[nn.Module, Facts] | None] = ContextVar("facts that were read", default=None)
 CHANGED = "the weights have changed since their preprocessing and classes were stated"
 
 
@@ -86,14 +86,8 @@ def facts_read_once() -> Iterator[None]:
 def facts_of(model: nn.Module) -> Facts | None:
     """Return the facts that were stated about a model's weights, or about those it was copied from; None if there are none."""
     known = _read.get()
-    if known is None:
-        return _facts_of(model)
-    if model not in known:
-        known[model] = _facts_of(model)
-    return known[model]
-
-
-def _facts_of(model: nn.Module) -> Facts | None:
+    if known is not None and model in known:
+        return known[model]
     stated = vars(model).get(_PLACE)
     if not isinstance(stated, dict):
         return None
@@ -103,7 +97,10 @@ def _facts_of(model: nn.Module) -> Facts | None:
     if origin is not None and changed:
         origin = replace(origin, weights=f"{origin.weights}, changed since", weights_sha256=None, random=False, warnings=())
     classes = stated.get("classes")
-    return Facts(origin, stated.get("input"), None if classes is None else tuple(classes), changed)
+    facts = Facts(origin, stated.get("input"), None if classes is None else tuple(classes), changed)
+    if known is not None:
+        known[model] = facts
+    return facts
 
 
 def why_unknown(facts: Facts | None) -> str:

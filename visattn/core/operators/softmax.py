@@ -247,29 +247,16 @@ def _widen(x: Tensor, width: int, extra: Tensor | None = None) -> Tensor:
 
 
 def stacked(operators: Sequence[Operator], rows: Tensor) -> SoftmaxOperator | None:
-    """Return some rows of several operators as one operator, whose batch is theirs one after another, for one launch instead of many.
+    """Return some rows of several operators as one, whose batch is theirs one after another, for one launch instead of many.
 
-    Args:
-        operators: Operators of several layers.
-        rows: `(len,)` token indices of the queries.
-
-    Returns:
-        `(layers * B, heads, len, K)`; None if the operators are not softmax attention of one shape without bias and blocks, or if the
-        copy of their keys would cost more than it saves.
+    None if they are not softmax attention of one shape without bias and blocks, or if the copy of their keys costs more than it saves.
     """
-    alike: set[tuple[object, ...]] = set()
-    softmaxes: list[SoftmaxOperator] = []
-    for operator in operators:
-        if type(operator) is not SoftmaxOperator or operator.bias is not None or operator.query_index is not None:
-            return None
-        softmaxes += (operator,)
-        alike.add(
-            (operator.query.shape, operator.key.shape, operator.query.dtype, operator.device, operator.scale, operator.dtype)
-        )
-    first, size = softmaxes[0], len(softmaxes) * softmaxes[0].key.numel()
-    if len(alike) > 1 or size > (_FEW if first.device.type == "cpu" else _MANY):
+    softmaxes = [one for one in operators if type(one) is SoftmaxOperator and one.bias is None and one.query_index is None]
+    alike = {(one.query.shape, one.key.shape, one.query.dtype, one.device, one.scale, one.dtype) for one in softmaxes}
+    if len(softmaxes) < len(operators) or len(alike) != 1:
         return None
-    rows = rows.to(first.device)
-    query = torch.cat([operator.query[:, :, 0, rows] for operator in softmaxes])
-    key = torch.cat([operator.key[:, :, 0] for operator in softmaxes])
-    return SoftmaxOperator(query, key, scale=first.scale, dtype=first.dtype)
+    first = softmaxes[0]
+    if len(softmaxes) * first.key.numel() > (_FEW if first.device.type == "cpu" else _MANY):
+        return None
+    query = torch.cat([one.query[:, :, 0, rows.to(first.device)] for one in softmaxes])
+    return SoftmaxOperator(query, torch.cat([one.key[:, :, 0] for one in softmaxes]), scale=first.scale, dtype=first.dtype)

@@ -63,10 +63,17 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
 
 
 class Score(NamedTuple):
-    """Score of an output, and its description."""
+    """Score of an output.
+
+    Attributes:
+        function: Function that returns one number per image.
+        described: The score in words.
+        corners: Function that returns the corners of the box whose score it is; None if it is of no box.
+    """
 
     function: Callable[[Any], Tensor]
     described: str
+    corners: Callable[[Any], Tensor] | None = None
 
     def __call__(self, output: Any) -> Tensor:  # noqa: ANN401
         """Return one number per image."""
@@ -191,7 +198,13 @@ def _of_query(output: Any, which: str, labels: Sequence[str] | None, kind: str =
         assert all_logits is not None  # noqa: S101 - it was there
         return all_logits[:, index, best]
 
-    return Score(score, f"logit of {class_name(best, labels)} in {kind} {index} = {float(logits[0, index, best]):.3g}")
+    def corners(output: Any) -> Tensor:  # noqa: ANN401
+        all_boxes = tensor_of(output, "pred_boxes")
+        assert all_boxes is not None  # noqa: S101 - they were there
+        return all_boxes[:, index]
+
+    told = f"logit of {class_name(best, labels)} in {kind} {index} = {float(logits[0, index, best]):.3g}"
+    return Score(score, told, corners)
 
 
 def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str] | None) -> Score:
@@ -202,7 +215,8 @@ def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str]
     def score(output: Any) -> Tensor:  # noqa: ANN401
         return torch.stack([_matching(detections, box, label) for detections in output])
 
-    return Score(score, f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}")
+    told = f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}"
+    return Score(score, told, lambda output: output[0]["boxes"][index])
 
 
 def _matching(detections: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:

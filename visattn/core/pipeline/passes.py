@@ -51,6 +51,9 @@ class Pass(NamedTuple):
     output: Any
 
 
+Run = Callable[..., Pass]  # `one_pass`, or what runs it only once for all that ask for the same
+
+
 def look(model: nn.Module, prepared: Prepared, **options: Any) -> Recording:  # noqa: ANN401
     """Return the recording of `one_pass`."""
     return one_pass(model, prepared, **options).recording

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +16,24 @@ from visattn._support.module_hooks import module_hooks
 from visattn.core.families import cam_layer
 from visattn.core.methods import METHODS, Method
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.passes import Pass, answer_of, one_pass, with_readout
+from visattn.core.pipeline.passes import Pass, Run, answer_of, one_pass, with_readout
 from visattn.core.pipeline.question import Question
-from visattn.core.pipeline.targets import NoClasses
+from visattn.core.pipeline.targets import NoClasses, Target
 from visattn.errors import NoAttentionCaptured, OptionError
 
 if TYPE_CHECKING:
     from visattn.core.families import feature_maps as feature_maps_of
-    from visattn.core.pipeline import structure
+    from visattn.core.pipeline import evidence_layers, structure
 else:
-    feature_maps_of, structure = Later("visattn.core.families.feature_maps"), Later(f"{__package__}.structure")
+    feature_maps_of = Later("visattn.core.families.feature_maps")
+    evidence_layers, structure = (Later(f"{__package__}.{name}") for name in ("evidence_layers", "structure"))
 
 __all__ = ["last_map", "layer_of_cam", "recorded"]
 
 _SHOWN = 5  # feature maps in a message
 
 
-def recorded(
-    model: nn.Module, prepared: Prepared, question: Question, run: Callable[..., Pass] = one_pass
-) -> tuple[Question, Pass]:
+def recorded(model: nn.Module, prepared: Prepared, question: Question, run: Run = one_pass) -> tuple[Question, Pass]:
     """Choose the method if it is `auto`, and run a pass that records everything it needs, by `one_pass` or as `run` does."""
     settled, passed = _recorded(model, prepared, question, run)
     asks = settled.method is not None and "query" in settled.method.parameters
@@ -43,7 +42,7 @@ def recorded(
     return settled, passed._replace(recording=with_readout(model, prepared, passed.recording))
 
 
-def _recorded(model: nn.Module, prepared: Prepared, question: Question, run: Callable[..., Pass]) -> tuple[Question, Pass]:
+def _recorded(model: nn.Module, prepared: Prepared, question: Question, run: Run) -> tuple[Question, Pass]:
     if question.method is not None:
         return _wanted(model, prepared, question, question.method, run)
     explainable = prepared.spec_of(model).classifier and question.target.task != "embedding"
@@ -80,8 +79,10 @@ def at_layer(question: Question, layer: str) -> Question:
     return replace(question, parameters={**question.parameters, "layer": layer})
 
 
-def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any]) -> str:
+def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any], target: Target | None = None) -> str:
     """Return the layer for class activation maps: the given one, else the model family's, else that of the last feature map.
+
+    If no dry run tells which that is, it is the last one that a `target` which is a function of the output is computed from.
 
     Raises:
         OptionError: If the layer is unknown.
@@ -90,6 +91,8 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
     name = layer if isinstance(layer, str) else None
     if layer == -1:
         name = last_map(model, prepared)
+    if name is None and target is not None and callable(target.of):
+        name = evidence_layers.layer_behind(model, prepared, target)
     if name is None:
         known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
         raise OptionError(
@@ -121,14 +124,12 @@ def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _wanted(
-    model: nn.Module, prepared: Prepared, question: Question, method: Method, run: Callable[..., Pass]
-) -> tuple[Question, Pass]:
+def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method, run: Run) -> tuple[Question, Pass]:
     layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
     features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
     if "cam layer" in needs:
         if layer == -1 or isinstance(layer, str):
-            question = at_layer(question, layer_of_cam(model, prepared, question.parameters))
+            question = at_layer(question, layer_of_cam(model, prepared, question.parameters, question.target))
             features = [str(question.parameters["layer"])]
         else:
             features = "all"

@@ -16,7 +16,7 @@ from visattn.core.families.weight_facts import facts_read_once
 from visattn.core.pipeline.answering import answer, completed, of_model, with_target
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.passes import Pass, one_pass, telling_memory
+from visattn.core.pipeline.passes import Run, one_pass, telling_memory
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.recordings import recorded
 from visattn.core.records import Recording
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 @in_own_modes
 @facts_read_once()
 def explained(
-    model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0, passes: Callable[..., Pass] = one_pass
+    model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0, passes: Run = one_pass
 ) -> list[Explanation]:
     """Explain preprocessed photos, those of one size together.
 
@@ -112,7 +112,7 @@ def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence
     return [result for half in (prepared[: count // 2], prepared[count // 2 :]) for result in _in_halves(run, half)]
 
 
-def _alone(model: nn.Module, prepared: Prepared, question: Question, passes: Callable[..., Pass]) -> Explanation:
+def _alone(model: nn.Module, prepared: Prepared, question: Question, passes: Run) -> Explanation:
     """Explain one photo, with as many passes as its method needs."""
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)

@@ -232,9 +232,7 @@ class Comparison:
             return False
         if entry.writes and not self._overwrites_same(entry, [out]):
             return False
-        kept = self._kept
-        if kept is not None and not kept and entry.attention is None:
-            kept = None
+        kept = self._kept if self._kept or entry.attention is not None else None
         if kept is not None and entry.attention is not None and not entry.attention.doubtful:
             kept.clear()
         for result in results:

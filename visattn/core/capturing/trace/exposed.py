@@ -64,11 +64,8 @@ def is_only_owner(tensor: Tensor) -> bool:
     """Check whether a plain tensor's memory has no other owner, such as a view of it. False does not mean that it has."""
     if type(tensor) is not Tensor:  # its memory may be that of tensors which it holds
         return False
-    try:
-        with torch._C.DisableTorchFunction():  # a capture around this one must not take it for a read
-            return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == _OWN
-    except RuntimeError:  # sparse tensors have no storage
-        return False
+    storage = storage_of(tensor)
+    return storage is not None and torch._C._storage_Use_Count(storage._cdata) == _OWN
 
 
 def is_shared(tensor: Tensor) -> bool:

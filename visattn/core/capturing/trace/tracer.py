@@ -402,10 +402,7 @@ class Tracer:
             tape.descends.update(slot for _, slot in entry.rewritten)
 
     def _hold(self, entry: Entry, results: Sequence[Any]) -> None:
-        """Add the results of a call to `kept`, the tensors since the last attention; an attention call empties it first.
-
-        Before the first attention it stays empty.
-        """
+        """Add the results of a call to `kept`, the tensors since the last attention, which empties it; before any it stays empty."""
         if entry.attention is None and not self.kept:
             return
         if entry.attention is not None and not entry.attention.doubtful:
