@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,17 @@ from visattn.core.pipeline.passes import answer_of
 from visattn.core.pipeline.targets import Target
 
 Score = Callable[[Any], Tensor]
+_NEAREST = 16  # maps before another one
 
 
 def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | None:
-    """Return the module that outputs the last feature map of the image with a gradient of the target's score.
+    """Return the module that outputs the last feature map of the image through which all of the target's score is computed.
 
-    For a box of a detector it is the last from which both its score and its corners are computed. So it is the level of a pyramid that the
-    box was found on, and not a map of class scores.
+    For a box of a detector it is the last through which its score and its corners are computed. So it is the level of a pyramid that the
+    box was found on, and not a map of class scores or of one branch.
 
     Args:
-        model: The model; it runs forward and backward once.
+        model: The model; it runs forward once, and backward for each map that is tried.
         prepared: The preprocessed photo.
         target: Target that is a function of the output.
 
@@ -44,23 +45,39 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
                 maps.append((name, counts[name], output))
             counts[name] += 1
 
+    number = None
     with Attempt() as attempt, evaluating(model, frozen=True), torch.enable_grad():
         pixels = prepared.pixels.detach().clone().requires_grad_()
         with module_hooks(model, after=keep):
             output = answer_of(model, pixels, prepared)
         score = target.resolve(output).score
         corners: Score | None = getattr(score, "corners", None)
-        moving = _moving(maps, score(output))
-        placed = set() if corners is None else moving & _moving(maps, corners(output))
-    if attempt.failed or not moving:
+        parts = [score(output).sum(), *([] if corners is None else [corners(output).sum()])]
+        number = _last_on_all_ways([feature for *_, feature in maps], [part for part in parts if part.requires_grad])
+    if attempt.failed or number is None:
         return None
-    name, call, _ = maps[max(placed or moving)]
+    name, call, _ = maps[number]
     return f"{name} #{call}" if counts[name] > 1 else name
 
 
-def _moving(maps: list[tuple[str, int, Tensor]], score: Tensor) -> set[int]:
-    """Return the numbers of the maps with a gradient of a score that is not zero everywhere."""
-    if not maps or not score.requires_grad:
-        return set()
-    slopes = torch.autograd.grad(score.sum(), [feature for *_, feature in maps], allow_unused=True, retain_graph=True)
-    return {number for number, slope in enumerate(slopes) if slope is not None and bool(slope.any())}
+def _last_on_all_ways(maps: Sequence[Tensor], scores: Sequence[Tensor]) -> int | None:
+    """Return the number of the last map without which no score has a gradient at the maps before it; None if there is none.
+
+    Only the nearest maps before are asked, so that no backward pass goes far.
+    """
+    if not maps or not scores:
+        return None
+    slopes = [torch.autograd.grad(score, maps, allow_unused=True, retain_graph=True) for score in scores]
+    moving = [number for number in range(len(maps)) if all(_is_nonzero(of_score[number]) for of_score in slopes)]
+    for at in range(len(moving) - 1, -1, -1):
+        before = [maps[number] for number in moving[max(at - _NEAREST, 0) : at] if maps[number] is not maps[moving[at]]]
+        stopped = maps[moving[at]].register_hook(torch.zeros_like)
+        left = [torch.autograd.grad(score, before, allow_unused=True, retain_graph=True) for score in scores if before]
+        stopped.remove()
+        if not any(_is_nonzero(slope) for of_score in left for slope in of_score):
+            return moving[at]
+    return None
+
+
+def _is_nonzero(slope: Tensor | None) -> bool:
+    return slope is not None and bool(slope.any())
