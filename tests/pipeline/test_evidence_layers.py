@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ class Backbone(nn.Sequential):
 
     def __init__(self, channels: int = 16) -> None:
         widths = 3, 8, 12, channels
-        convolutions = [nn.Conv2d(few, many, 3, 2, 1) for few, many in zip(widths, widths[1:], strict=False)]
+        convolutions = [nn.Conv2d(few, many, 3, 2, 1) for few, many in pairwise(widths)]
         super().__init__(*(layer for convolution in convolutions for layer in (convolution, nn.ReLU())))
         self.out_channels: Any = channels
 
@@ -44,7 +45,7 @@ class Pyramid(nn.Module):
         return {"0": first, "1": self.down(first)}
 
 
-def faster_rcnn() -> nn.Module:
+def faster_rcnn() -> Any:
     anchors = AnchorGenerator(((16, 32),), ((1.0,),))
     pool = MultiScaleRoIAlign(["0"], 3, 2)
     return FasterRCNN(
@@ -58,15 +59,15 @@ def faster_rcnn() -> nn.Module:
     )
 
 
-def retinanet() -> nn.Module:
+def retinanet() -> Any:
     return RetinaNet(Backbone(), 3, anchor_generator=AnchorGenerator(((16, 32),), ((1.0,),)), score_thresh=0.0, **SIDE)
 
 
-def fcos() -> nn.Module:
+def fcos() -> Any:
     return FCOS(Backbone(32), 3, anchor_generator=AnchorGenerator(((8,),), ((1.0,),)), score_thresh=0.0, **SIDE)
 
 
-def ssd() -> nn.Module:
+def ssd() -> Any:
     backbone = Backbone()
     backbone.out_channels = [16]
     return SSD(backbone, DefaultBoxGenerator([[1]]), (96, 96), 3, score_thresh=0.0, image_mean=[0.0] * 3, image_std=[1.0] * 3)

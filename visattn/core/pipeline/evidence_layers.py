@@ -71,7 +71,7 @@ def _last_on_all_ways(maps: Sequence[Tensor], scores: Sequence[Tensor]) -> int |
     moving = [number for number in range(len(maps)) if all(_is_nonzero(of_score[number]) for of_score in slopes)]
     for at in range(len(moving) - 1, -1, -1):
         before = [maps[number] for number in moving[max(at - _NEAREST, 0) : at] if maps[number] is not maps[moving[at]]]
-        stopped = maps[moving[at]].register_hook(torch.zeros_like)
+        stopped = maps[moving[at]].register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         left = [torch.autograd.grad(score, before, allow_unused=True, retain_graph=True) for score in scores if before]
         stopped.remove()
         if not any(_is_nonzero(slope) for of_score in left for slope in of_score):

@@ -104,35 +104,34 @@ def prepare_inputs(
     """
     device = next((parameter.device for parameter in model.parameters()), None)
     others = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    name = picture or _picture_among(others)
+    own = None if photo is None else prepare_with([photo], model, how)
+    name = picture or _picture_among(others, None if own is None else own.pixels.shape)
     if name is None:
-        if photo is None:
+        if own is None:
             raise OptionError(f"inputs have no pixels ({', '.join(others) or 'empty'}). Pass the photo too, or pixel_values.")
-        made = prepare_with([photo], model, how)
-        spec = made.spec_of(model)
-        return replace(made, inputs=others, spec=replace(spec, keyword=spec.keyword or _free_parameter(model, others)))
+        spec = own.spec_of(model)
+        return replace(own, inputs=others, spec=replace(spec, keyword=spec.keyword or _free_parameter(model, others)))
     pixels = others.pop(name)
     if pixels.ndim != 4 or len(pixels) != 1:
         raise ShapeError(
             f"{name} must be one image (1, C, H, W), got {tuple(pixels.shape)}. For several images, clips or packed patches use "
             "visattn.capture."
         )
-    own = None if photo is None else prepare_with([photo], model, how)
     if own is None or own.pixels.shape != pixels.shape or not torch.allclose(own.pixels, pixels.to(own.pixels), atol=_SAME):
         own = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
     assert own.spec is not None  # noqa: S101 - both state it
     return replace(own, pixels=pixels, spec=replace(own.spec, keyword=name), inputs=others)
 
 
-def _picture_among(inputs: Mapping[str, Any]) -> str | None:
-    """Return the name of the picture among inputs, or None if there is none.
+def _picture_among(inputs: Mapping[str, Any], shape: torch.Size | None) -> str | None:
+    """Return the name of the picture among inputs, or None if there is none; `shape` is that of a photo's pixels, if it is given too.
 
     Raises:
         OptionError: If several may be the picture.
     """
-    images = [
-        name for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim == 4 and value.is_floating_point()
-    ]
+    maps = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim == 4}
+    wide = {name: value for name, value in maps.items() if value.is_floating_point() and value.shape[2:].numel() > 1}
+    images = [name for name, value in wide.items() if shape in (None, value.shape)]
     named = next((name for name in _PIXELS if isinstance(inputs.get(name), Tensor)), None)
     if named is not None or len(images) < 2:
         return named or next(iter(images), None)
