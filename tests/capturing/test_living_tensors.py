@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visattn.core.capturing.trace.call_tensors import (
     SWITCH,
@@ -20,7 +20,7 @@ from visattn.core.capturing.trace.call_tensors import (
     tensors_in,
     transformed,
 )
-from visattn.core.capturing.trace.exposed import ExposedMemory, is_foreign, is_shared
+from visattn.core.capturing.trace.exposed import ExposedMemory, is_foreign, is_only_owner, is_shared
 from visattn.core.capturing.trace.living import Living
 from visattn.core.capturing.trace.operations import operation_of
 from visattn.core.capturing.trace.tape import Outside
@@ -369,3 +369,20 @@ def test_tensors_without_storage_have_a_negative_address() -> None:
     assert memory_of(a) == memory_of(a[2:]) == a.data_ptr()
     sparse = torch.eye(2).to_sparse()
     assert memory_of(sparse) == -id(sparse)
+
+
+def test_memory_of_a_numpy_array_may_have_another_owner() -> None:
+    array = np.zeros(4, np.float32)
+    one, other = torch.from_numpy(array), torch.from_numpy(array)
+    assert not is_only_owner(one)
+    assert not is_only_owner(other)
+
+
+def test_a_view_is_an_owner_too() -> None:
+    alone = torch.zeros(3)
+    assert is_only_owner(alone)
+    view = alone[1:]
+    assert not is_only_owner(alone)
+    assert not is_only_owner(view)
+    assert not is_only_owner(torch.zeros(3).to_sparse())
+    assert not is_only_owner(nn.Parameter(torch.zeros(3)))

@@ -16,6 +16,7 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import MultiScaleRoIAlign
 
 import visattn
+from visattn.errors import OptionError
 
 PHOTO = "photo:chelsea"
 SIDE = {"min_size": 96, "max_size": 128, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
@@ -91,6 +92,12 @@ def test_the_map_that_feeds_all_heads_is_found(build: Callable[[], nn.Module]) -
     named = visattn.explain(model, PHOTO, method="gradcam", target="box:0", layer="backbone", img_size=96)
     assert torch.equal(made.map.values, named.map.values)
     assert made.map.provenance.target[0].startswith("score of ")
+
+
+def test_a_box_that_is_not_there_is_said_to_be_missing_and_not_the_layer() -> None:
+    model = randomized(retinanet)
+    with pytest.raises(OptionError, match=r"target box:9999: pass a number from 0 to \d+\."):
+        visattn.explain(model, PHOTO, method="gradcam", target="box:9999", img_size=96)
 
 
 def test_the_level_of_the_box_is_found() -> None:

@@ -47,7 +47,7 @@ def row(head: Row, measured: str, value: float, bound: float, limit: str, by: st
     `by` tells what sets the bound: `limit: what no code can save`, `peer: its name`, or `promise: its reason`.
     """
     if not by.startswith(SETTERS):
-        raise ValueError(f"a bound must be set by one of {', '.join(SETTERS)} got '{by}'")
+        raise ValueError(f"what sets a bound must start with one of {SETTERS}, got '{by}'")
     kept = value >= bound if limit.startswith(">=") else value <= bound
     return {**head, "measured": measured, "bound": limit, "verdict": "ok" if kept else "over", "set by": by}
 

@@ -33,7 +33,11 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
         target: Target that is a function of the output.
 
     Returns:
-        Name of the module, with the index of its call if it is called several times; None if there is none, or the model fails.
+        Name of the module, with the index of its call if it is called several times; None if there is none.
+
+    Raises:
+        OptionError: If the target is not in the output.
+        ModelError: If the model fails.
     """
     maps: list[tuple[str, int, Tensor]] = []
     counts: Counter[str] = Counter()
@@ -46,15 +50,16 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
             counts[name] += 1
 
     number = None
-    with Attempt() as attempt, evaluating(model, frozen=True), torch.enable_grad():
+    with evaluating(model, frozen=True), torch.enable_grad():
         pixels = prepared.pixels.detach().clone().requires_grad_()
         with module_hooks(model, after=keep):
             output = answer_of(model, pixels, prepared)
         score = target.resolve(output).score
         corners: Score | None = getattr(score, "corners", None)
-        parts = [score(output).sum(), *([] if corners is None else [corners(output).sum()])]
-        number = _last_on_all_ways([feature for *_, feature in maps], [part for part in parts if part.requires_grad])
-    if attempt.failed or number is None:
+        with Attempt():  # an operation of the model may have no gradient
+            parts = [score(output).sum(), *([] if corners is None else [corners(output).sum()])]
+            number = _last_on_all_ways([feature for *_, feature in maps], [part for part in parts if part.requires_grad])
+    if number is None:
         return None
     name, call, _ = maps[number]
     return f"{name} #{call}" if counts[name] > 1 else name

@@ -62,10 +62,10 @@ def is_foreign(tensor: Tensor) -> bool:
 
 def is_only_owner(tensor: Tensor) -> bool:
     """Check whether a plain tensor's memory has no other owner, such as a view of it. False does not mean that it has."""
-    if type(tensor) is not Tensor:  # its memory may be that of tensors which it holds
+    storage = storage_of(tensor) if type(tensor) is Tensor else None  # that of other classes may be in tensors which they hold
+    if storage is None or not storage.resizable():  # two storages may hold the memory of one NumPy array
         return False
-    storage = storage_of(tensor)
-    return storage is not None and torch._C._storage_Use_Count(storage._cdata) == _OWN
+    return torch._C._storage_Use_Count(storage._cdata) == _OWN
 
 
 def is_shared(tensor: Tensor) -> bool:
