@@ -25,6 +25,7 @@ from visattn.core.drawing import colormaps
 from visattn.core.drawing.layers import layer_between
 from visattn.core.drawing.marks import WHITE, inside_only, outline, ring
 from visattn.core.drawing.pictures import Picture, carrying
+from visattn.core.drawing.shared_pixels import shared_pixels
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import ColorOptions
 from visattn.core.geometry import Box
@@ -127,6 +128,8 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
         return carrying(picture.copy(), made.but(drawing=made.drawing | {"uncolored": said}))
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
+    drawn = Image.new("RGB", picture.size, None)
+    memory = shared_pixels(drawn)
     inner, values = base[rows, columns], values[rows, columns]
     holes = np.isnan(values) if holed else None
     values = values if holes is None else np.where(holes, np.float32(low), values)
@@ -134,7 +137,7 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
         values, low, high = values - np.float32(low), 0.0, high - low
     factor = 255 / (high - low)
     below = nearly or normalize == "percentile"
-    mixed = _scratch("mixed", base.shape)
+    mixed = _scratch("mixed", base.shape) if memory is None else memory
     if inner.shape != base.shape:
         np.copyto(mixed, base)
     mix = _mix(style.colors(signed), opacity, style.by_value, signed)
@@ -144,8 +147,8 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
         mix(inner[part], levels, mixed[rows, columns][part])
     if holes is not None:
         mixed[rows, columns][holes] = _hatch(inner, holes)
-    drawn = Image.new("RGB", picture.size, None)  # without the zeros of `Image.frombytes`
-    drawn.frombytes(mixed, "raw", "RGBX")
+    if memory is None:
+        drawn.frombytes(mixed, "raw", "RGBX")
     for level in lines:
         mask = np.zeros(base.shape[:2], bool)
         mask[rows, columns] = values >= low + level * (high - low)
@@ -252,10 +255,12 @@ def _hatch(photo: NDArray[np.uint8], holes: NDArray[np.bool_]) -> NDArray[np.uin
 
 
 def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
-    """Return the pixels as `(height, width, 4)` in memory of this thread; the last channel is padding, for lookups of whole pixels."""
-    made = _scratch("pixels", (picture.height, picture.width, 4))
-    cv2.cvtColor(np.asarray(picture), cv2.COLOR_RGB2RGBA, made)  # quicker than Pillow's own four channels
-    return made
+    """Return the pixels as `(height, width, 4)`, to be read only; the last channel is padding, for lookups of whole pixels."""
+    pixels = shared_pixels(picture)
+    if pixels is None:
+        pixels = _scratch("pixels", (picture.height, picture.width, 4))
+        cv2.cvtColor(np.asarray(picture), cv2.COLOR_RGB2RGBA, pixels)  # quicker than Pillow's own four channels
+    return pixels
 
 
 def _scratch(name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
