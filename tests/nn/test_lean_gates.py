@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from visattn._support.publish import listening
-from visattn.nn import CBAM, lean
-from visattn.nn.spatial import cbam
+from visattn.nn import CBAM, SCSE, lean
+from visattn.nn.spatial import cbam, scse
 
 FUNCTIONS: dict[str, Any] = {
     "pooled places": (lean.PooledPlaces, [(3, 4, 5, 6)]),
     "pooled channels": (lean.PooledChannels, [(3, 4, 5, 6), (3, 4, 1, 1)]),
     "gated": (lean.Gated, [(3, 4, 5, 6), (3, 4, 1, 1), (3, 1, 5, 6)]),
+    "larger gated": (lean.LargerGated, [(3, 4, 5, 6), (3, 4, 1, 1), (3, 1, 5, 6)]),
 }
 
 
@@ -40,7 +42,8 @@ def _tuple(value: Any) -> tuple[Tensor, ...]:
 
 def plainly(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(cbam, "is_lean", lambda _: False)
+        for file in (cbam, scse):
+            patch.setattr(file, "is_lean", lambda _: False)
         return run()
 
 
@@ -50,12 +53,14 @@ def has_ties(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("of_images", [1, 3, 40])
 @pytest.mark.parametrize("change", [lambda x: x, has_ties], ids=["", "with ties"])
-@pytest.mark.parametrize("variant", ["official", "paper"])
-def test_cbam_trains_as_with_single_operations(
-    variant: Any, change: Callable[[Tensor], Tensor], of_images: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "build", [partial(CBAM, variant="official"), partial(CBAM, variant="paper"), SCSE], ids=["CBAM", "CBAM of the paper", "scSE"]
+)
+def test_modules_train_as_with_single_operations(
+    build: Any, change: Callable[[Tensor], Tensor], of_images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    module, x = CBAM(16, 4, variant=variant).double(), change(drawn(of_images, 16, 9, 10))
+    module, x = build(16, 4).double(), change(drawn(of_images, 16, 9, 10))
     slope = drawn(of_images, 16, 9, 10, seed=1).detach()
     calls: list[str] = []
     monkeypatch.setattr(lean, "_IN_CACHE", 2 * 16 * 90)  # two images at a time
@@ -67,12 +72,13 @@ def test_cbam_trains_as_with_single_operations(
 
     for fast, single in zip(run(), plainly(monkeypatch, run), strict=True):
         assert torch.allclose(fast, single, rtol=1e-9, atol=1e-12)
-    assert calls == ["GatedBackward", "MulBackward0"]
+    assert calls == (["LargerGatedBackward", "MaximumBackward0"] if build is SCSE else ["GatedBackward", "MulBackward0"])
 
 
-def test_gradients_of_gradients_are_those_of_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("build", [CBAM, SCSE])
+def test_gradients_of_gradients_are_those_of_single_operations(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    module, x = CBAM(8, 2).double(), drawn(2, 8, 4, 5)
+    module, x = build(8, 2).double(), drawn(2, 8, 4, 5)
 
     def run() -> tuple[Tensor, ...]:
         (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
@@ -96,8 +102,9 @@ def kept(module: nn.Module, x: Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() // 4 for address, tensor in storages.items() if address != x.data_ptr())
 
 
-def test_no_further_map_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x = CBAM(64), drawn(4, 64, 28, 28, dtype=torch.float32)
+@pytest.mark.parametrize("build", [CBAM, SCSE])
+def test_no_further_map_is_kept(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = build(64), drawn(4, 64, 28, 28, dtype=torch.float32)
     assert kept(module, x) < 0.2 * x.numel()
     assert plainly(monkeypatch, lambda: kept(module, x)) > 0.9 * x.numel()
 

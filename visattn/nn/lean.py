@@ -15,7 +15,7 @@ from torch.autograd import Function, forward_ad
 
 from visattn.nn.means import mean_over
 
-_IN_CACHE = 1 << 19  # numbers of a map that are worked on at once on a CPU: 2 MB
+_IN_CACHE = 1 << 18  # numbers of a map that are worked on at once on a CPU: 1 MB, of which three fit into its second cache
 _DTYPES = torch.float32, torch.float64
 
 
@@ -52,8 +52,9 @@ class PooledPlaces(Function):
             (gradient,) = _taken_twice(PooledPlaces.plain, (x,), (of_map, of_mean, of_peak))
             return gradient
         gradient, of_mean = of_map.contiguous(), of_mean / (x.shape[2] * x.shape[3])
+        scratch = _scratch(x)
         for some, slope, some_peak, mean_share, peak_share in _images(x, gradient, peak, of_mean, of_peak):
-            is_peak = torch.eq(some, some_peak, out=torch.empty_like(some))  # in numbers, which a CPU vectorizes
+            is_peak = torch.eq(some, some_peak, out=scratch[: len(some)])  # in numbers, which a CPU vectorizes
             slope.add_(mean_share).addcmul_(is_peak, peak_share / is_peak.sum((2, 3), keepdim=True))
         return gradient
 
@@ -71,8 +72,9 @@ class PooledChannels(Function):
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
         """See `plain`."""
         mean, peak = (x.new_empty(len(x), 1, *x.shape[2:]) for _ in range(2))
+        scratch = _scratch(x)
         for some, some_gate, some_mean, some_peak in _images(x, gate, mean, peak):
-            gated = some * some_gate
+            gated = torch.mul(some, some_gate, out=scratch[: len(some)])
             torch.mean(gated, 1, keepdim=True, out=some_mean)
             torch.amax(gated, 1, keepdim=True, out=some_peak)
         ctx.save_for_backward(x, gate, peak)
@@ -86,9 +88,9 @@ class PooledChannels(Function):
             of_x, of_gate = _taken_twice(PooledChannels.plain, (x, gate), (of_map, of_mean, of_peak))
             return of_x, of_gate
         gradient, of_gate, of_mean = of_map.contiguous(), torch.empty_like(gate), of_mean / x.shape[1]
-        parts = _images(x, gate, peak, gradient, of_gate, of_mean, of_peak)
+        scratch, parts = _scratch(x), _images(x, gate, peak, gradient, of_gate, of_mean, of_peak)
         for some, some_gate, some_peak, some_gradient, gate_gradient, mean_share, peak_share in parts:
-            slope = (some * some_gate).eq_(some_peak)
+            slope = torch.mul(some, some_gate, out=scratch[: len(some)]).eq_(some_peak)
             slope.mul_(peak_share / slope.sum(1, keepdim=True)).add_(mean_share)
             some_gradient.addcmul_(slope, some_gate)
             torch.sum(slope.mul_(some), (2, 3), keepdim=True, out=gate_gradient)
@@ -120,19 +122,72 @@ class Gated(Function):
             of_x, of_channels, of_places = _taken_twice(Gated.plain, (x, channels, places), (of_product,))
             return of_x, of_channels, of_places
         gradient, of_channels, of_places = torch.empty_like(x), torch.empty_like(channels), torch.empty_like(places)
-        parts = _images(x, channels, places, of_product, gradient, of_channels, of_places)
+        scratch, parts = _scratch(x), _images(x, channels, places, of_product, gradient, of_channels, of_places)
         for some, some_channels, some_places, slope, out, channels_out, places_out in parts:
-            of_both = (slope * some).flatten(2)
+            of_both = torch.mul(slope, some, out=scratch[: len(some)]).flatten(2)
             torch.bmm(some_channels.flatten(2).mT, of_both, out=places_out.flatten(2))
             torch.bmm(of_both, some_places.flatten(2).mT, out=channels_out.flatten(2))
             torch.mul(slope, some_places, out=out).mul_(some_channels)
         return gradient, of_channels, of_places
 
 
+class LargerGated(Function):
+    """The larger product of a map with a gate of its channels and with a gate of its places."""
+
+    @staticmethod
+    def plain(x: Tensor, channels: Tensor, places: Tensor) -> tuple[Tensor]:
+        """Multiply a map `(B, C, H, W)` by gates `(B, C, 1, 1)` and `(B, 1, H, W)`, and return the larger products."""
+        return (torch.maximum(x * channels, x * places),)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, channels: Tensor, places: Tensor) -> Tensor:  # noqa: ANN401
+        """See `plain`."""
+        ctx.save_for_backward(x, channels, places)
+        larger, scratch = torch.empty_like(x), _scratch(x)
+        for some, some_channels, some_places, out in _images(x, channels, places, larger):
+            by_channels = torch.mul(some, some_channels, out=scratch[: len(some)])
+            torch.maximum(torch.mul(some, some_places, out=out), by_channels, out=out)
+        return larger
+
+    @staticmethod
+    def backward(ctx: Any, of_larger: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+        """Return the gradients of the map and both gates; equal products get half each, as in PyTorch."""
+        x, channels, places = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            of_x, of_channels, of_places = _taken_twice(LargerGated.plain, (x, channels, places), (of_larger,))
+            return of_x, of_channels, of_places
+        gradient, of_channels, of_places = torch.empty_like(x), torch.empty_like(channels), torch.empty_like(places)
+        scratch, other, parts = (
+            _scratch(x),
+            _scratch(x),
+            _images(x, channels, places, of_larger, gradient, of_channels, of_places),
+        )
+        for some, some_channels, some_places, slope, out, channels_out, places_out in parts:
+            by_channels, by_places = (
+                torch.mul(some, some_channels, out=scratch[: len(some)]),
+                torch.mul(some, some_places, out=out),
+            )
+            larger = torch.gt(by_channels, by_places, out=other[: len(some)])
+            share = torch.ge(by_channels, by_places, out=by_channels).add_(larger).mul_(0.5)  # of the channels: 0, 1/2 or 1
+            torch.lerp(some_places, some_channels, share, out=out).mul_(slope)
+            both = torch.mul(some, slope, out=other[: len(some)])
+            torch.sum(share.mul_(both), (2, 3), keepdim=True, out=channels_out)
+            torch.sum(both.sub_(share), 1, keepdim=True, out=places_out)
+        return gradient, of_channels, of_places
+
+
 def _images(x: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the images of a map and of what belongs to it that are worked on at once; on other devices than a CPU, all of them."""
-    count = max(1, len(x) if x.device.type != "cpu" else _IN_CACHE // max(1, x[0].numel()))
-    return zip(*(torch.split(tensor, count) for tensor in (x, *others)), strict=True)
+    return zip(*(torch.split(tensor, _count(x)) for tensor in (x, *others)), strict=True)
+
+
+def _scratch(x: Tensor) -> Tensor:
+    """Return memory for a map of the images that are worked on at once: new memory for each costs as much as the work."""
+    return torch.empty_like(x[: _count(x)])
+
+
+def _count(x: Tensor) -> int:
+    return max(1, len(x) if x.device.type != "cpu" else _IN_CACHE // max(1, x[0].numel()))
 
 
 def _taken_twice(

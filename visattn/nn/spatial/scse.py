@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn._support.publish import publish
+from visattn.nn.lean import LargerGated, is_lean
 from visattn.nn.shape_checks import bottleneck, check_maps
 
 Fusion = Literal["max", "add", "multiply"]
@@ -71,7 +72,7 @@ class SCSE(nn.Module):
         publish(self, "spatial_gate", spatial, x)
         if self.fusion == "max":
             publish(self, "gate", lambda: torch.where(x > 0, torch.maximum(channel, spatial), torch.minimum(channel, spatial)), x)
-            return torch.maximum(x * channel, x * spatial)
+            return LargerGated.apply(x, channel, spatial) if is_lean(x) else LargerGated.plain(x, channel, spatial)[0]
         gate: Tensor = channel + spatial if self.fusion == "add" else channel * spatial
         publish(self, "gate", gate, x)
         return x * gate
