@@ -26,6 +26,7 @@ lint: $(READY)  ## style, types, import contract, shape of the package, words
 	$(BIN)/python scripts/structure.py
 	$(BIN)/python scripts/words.py
 
+test test-full: export PYTHONDONTWRITEBYTECODE :=  # else every process compiles all files anew
 test: lint  ## what a change can break: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights(), offline_weights('tf_efficientnet_lite0'))"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not full and not evidence"
