@@ -46,7 +46,7 @@ def scored(model: nn.Module, prepared: Prepared, question: Question) -> Explanat
     if "seed" in question.method.parameters:
         question = replace(question, parameters={**question.parameters, "seed": prepared.seed})
     if "cam layer" in needs:
-        question = at_layer(question, layer_of_cam(model, prepared, question.parameters))
+        question = at_layer(question, layer_of_cam(model, prepared, question.parameters, question.target))
         features = [str(question.parameters["layer"])]
     with scoring(model, prepared, question.target, features=features) as (recording, images):
         return answer(recording, prepared, question, given={"scored": images})

@@ -59,7 +59,7 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
         settle = lambda output: _of_query(output, which, target.labels)  # noqa: E731
     else:
         settle = lambda output: _of_box(output, which, target.labels)  # noqa: E731
-    return prepared, replace(target, of=Place(settle))
+    return prepared, replace(target, of=Place(settle, on_image=True))
 
 
 class Score(NamedTuple):
@@ -82,9 +82,15 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A place in an output, which is settled on the output for the unedited image."""
+    """A place in an output, which is settled on the output for the unedited image.
+
+    Attributes:
+        settled: Function that returns the score of the place in that output.
+        on_image: Whether it is a place in the image, as a box or a mask, and not in a list of numbers.
+    """
 
     settled: Callable[[Any], Score]
+    on_image: bool = False
 
     def __call__(self, output: Any) -> Tensor:  # noqa: ANN401
         """Return the score of each image."""

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from visattn._support.faces import Later
 from visattn._support.language import option, worded
-from visattn._support.modes import evaluating
-from visattn._support.module_hooks import module_hooks
 from visattn.core.families import cam_layer
 from visattn.core.methods import METHODS, Method
 from visattn.core.pipeline.inputs import Prepared
@@ -29,8 +26,6 @@ else:
     evidence_layers, structure = (Later(f"{__package__}.{name}") for name in ("evidence_layers", "structure"))
 
 __all__ = ["last_map", "layer_of_cam", "recorded"]
-
-_SHOWN = 5  # feature maps in a message
 
 
 def recorded(model: nn.Module, prepared: Prepared, question: Question, run: Run = one_pass) -> tuple[Question, Pass]:
@@ -49,7 +44,7 @@ def _recorded(model: nn.Module, prepared: Prepared, question: Question, run: Run
     if question.of_a_class or (set(question.among) != {"attention"} and explainable):
         layer = question.parameters.get("layer")
         named = isinstance(layer, str) and layer != "all"
-        cam_layer_name = str(layer) if named else last_map(model, prepared, search=False)  # attention is likely to do
+        cam_layer_name = str(layer) if named else _likely_layer(model, prepared, question.target)
         try:
             passed = run(model, prepared, target=question.target, features="none" if cam_layer_name is None else [cam_layer_name])
         except NoClasses:
@@ -82,23 +77,27 @@ def at_layer(question: Question, layer: str) -> Question:
 def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any], target: Target | None = None) -> str:
     """Return the layer for class activation maps: the given one, else the model family's, else that of the last feature map.
 
-    If no dry run tells which that is, it is the last one that a `target` which is a function of the output is computed from.
+    If no dry run tells which that is, or the `target` is a place in the output, it is the one that the target is computed from.
 
     Raises:
         OptionError: If the layer is unknown.
     """
     layer = parameters.get("layer", -1)
-    name = layer if isinstance(layer, str) else None
-    if layer == -1:
-        name = last_map(model, prepared)
-    if name is None and target is not None and callable(target.of):
-        name = evidence_layers.layer_behind(model, prepared, target)
-    if name is None:
-        known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
-        raise OptionError(
-            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: {option('layer', 'NAME')}; feature maps: {known_maps}."
-        )
-    return name
+    if isinstance(layer, str):
+        return layer
+    name = last_map(model, prepared) if layer == -1 and not _is_place(target) else None
+    return name or evidence_layers.layer_or_refusal(model, prepared, target)
+
+
+def _likely_layer(model: nn.Module, prepared: Prepared, target: Target) -> str | None:
+    """Return the layer for class activation maps; None where attention is likely to do, or none is found."""
+    if _is_place(target):
+        return evidence_layers.layer_behind(model, prepared, target)
+    return last_map(model, prepared, search=False)
+
+
+def _is_place(target: Target | None) -> bool:
+    return target is not None and getattr(target.of, "on_image", False)
 
 
 def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
@@ -109,19 +108,6 @@ def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> st
     if name is not None or not search:
         return name
     return structure.before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
-
-
-def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
-    """Return the names of the modules that output feature maps `(B, C, H, W)` with several positions, by a forward pass."""
-    names: list[str] = []
-
-    def watch(name: str, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
-        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
-            names.append(name)
-
-    with evaluating(model), torch.no_grad(), module_hooks(model, after=watch):
-        answer_of(model, prepared.pixels, prepared)
-    return list(dict.fromkeys(names))
 
 
 def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method, run: Run) -> tuple[Question, Pass]:
