@@ -26,6 +26,13 @@ def _is_of_torchvision(model: nn.Module) -> bool:
     return any(kind.__module__.rpartition(".")[0] == "torchvision.models" for kind in type(model).__mro__)
 
 
+def _is_detector_of_torchvision(model: nn.Module) -> bool:
+    """Check whether a model is a detector of torchvision, with the transform that resizes and normalizes its images."""
+    return hasattr(model, "transform") and any(
+        kind.__module__.startswith("torchvision.models.detection.") for kind in type(model).__mro__
+    )
+
+
 def _is_of_transformers(model: nn.Module) -> bool:
     """Check whether a model is of transformers, with its configuration."""
     return hasattr(model, "config") and any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
@@ -35,6 +42,7 @@ OWNS: Mapping[str, Callable[[nn.Module], bool]] = {  # the first that owns a mod
     "trained": lambda model: family_of(model) == "trained",
     "timm": _is_of_timm,
     "torchvision": _is_of_torchvision,
+    "torchvision_detection": _is_detector_of_torchvision,
     "huggingface": _is_of_transformers,
     "custom": lambda _: True,
 }

@@ -85,7 +85,9 @@ class GradientGraph:
             smallest = min((least[other] for other in following if other in least), default=sizes.get(node))
             if smallest is not None and not any(part in node.name() for part in _MIXES):
                 least[node] = min(smallest, sizes.get(node, smallest))
-            enlarges = (node in least and node in sizes and least[node] < sizes[node]) or (smallest is not None and _resizes(node))
+            enlarges = (node in least and node in sizes and least[node] < sizes[node]) or (
+                smallest is not None and _resizes(node)
+            )
             if not enlarges and all(other in before or other not in self.edges for other in following):
                 before.add(node)
         return before
