@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 import visattn
+from visattn.core.pipeline.output_boxes import _matching
 from visattn.errors import OptionError
 
 PHOTO = "photo:chelsea"  # 451 x 300 pixels
@@ -143,12 +144,12 @@ def test_an_empty_single_mask_says_how_large_it_is(end: Callable[[Tensor], Tenso
     assert said in str(caught.value)
 
 
-def test_box_of_a_detection_transformer() -> None:
+def test_query_of_a_detection_transformer() -> None:
     model = detr()
     out = model(visattn.prepare(PHOTO, model).pixels)
     best = int(out.logits[0, 3, :-1].argmax())  # the last class is no object
-    seen = maps(model, "box:3", lambda out: out.logits[:, 3, best], method="relevance")
-    assert seen.provenance.target[0].startswith(f"logit of {LABELS[best]} in box 3 = ")
+    seen = maps(model, "query:3", lambda out: out.logits[:, 3, best], method="relevance")
+    assert seen.provenance.target[0].startswith(f"logit of {LABELS[best]} in query 3 = ")
 
 
 def test_mask_of_a_segmentation_transformer() -> None:
@@ -207,10 +208,8 @@ def test_detection_of_torchvision_is_followed_in_edited_images() -> None:
 
     seen = visattn.explain(Detector().eval(), pixels=torch.rand(1, 3, 64, 64), target="box:1", method="gradcam", layer="stem")
     assert seen.provenance.target[0].startswith("score of class 2 in box 1 = ")
-    from visattn.core.pipeline.output_places import _of_detection
-
-    score = _of_detection(found, "1", None)
-    assert score([found, edited, gone]).tolist() == pytest.approx([0.4, 0.3, 0.0])
+    scores = [float(_matching(one, found["boxes"][1:2], 2)) for one in (found, edited, gone)]
+    assert scores == pytest.approx([0.4, 0.3, 0.0])
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def input_spec(model: Any, asked: tuple[int, int] | None = None) -> InputSpec:  
 
 def _whole(photo: Image.Image, inside: Any) -> Tensor:  # noqa: ANN401
     height, width = _kept_size(photo.width / photo.height, inside)
-    return to_tensor(photo.resize((width, height), Image.Resampling.BILINEAR))
+    pixels: Tensor = to_tensor(photo.resize((width, height), Image.Resampling.BILINEAR))
+    return pixels
 
 
 def _kept_size(aspect: float, inside: Any) -> tuple[int, int]:  # noqa: ANN401

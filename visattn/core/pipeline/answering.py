@@ -36,9 +36,10 @@ __all__ = ["answer", "of_model", "pixel_to_input", "with_target"]
 STEPS = {
     "prompt": Later(f"{__package__}.prompts"),
     "place": Later(f"{__package__}.output_places"),
+    "box": Later(f"{__package__}.output_boxes"),
     "output": Later(f"{__package__}.output_numbers"),
 }  # files that complete a target
-_BY_QUERY = dict.fromkeys(("object", "query"), Later(f"{__package__}.detections"))  # files that complete a map of such a query
+_BOXES: Any = Later(f"{__package__}.detections")  # completes a map of such a query, or of a box
 _MUCH = 0.4  # share of the photo; the usual crop of a photo of 16:9 shows more
 
 
@@ -135,11 +136,11 @@ def answer(
 
 
 def completed(explanation: Explanation, passed: Pass, prepared: Prepared, target: Target, image: int = 0) -> Explanation:
-    """Add what the model's output tells of the query that was chosen."""
-    step = _BY_QUERY.get(explanation.map.facts.query.partition(":")[0])
-    if step is None:
+    """Add the box of the target, or of the query that was chosen."""
+    detection = getattr(passed.resolved and passed.resolved.score, "detection", None)
+    if detection is None and explanation.map.facts.query.partition(":")[0] not in ("object", "query"):
         return explanation
-    with_boxes: Explanation = step.completed(explanation, passed.output, prepared.inputs, target.labels, image)
+    with_boxes: Explanation = _BOXES.completed(explanation, passed.output, prepared.inputs, target.labels, image, detection)
     return with_boxes
 
 

@@ -55,15 +55,20 @@ def completed(
     inputs: Mapping[str, Any],
     labels: Sequence[str] | None,
     image: int,
+    detection: Detection | None = None,
 ) -> Explanation:
-    """Add the box of the object query to its map, if the model outputs one."""
-    object_map, geometry = explanation.map, explanation.geometry
-    query, detections = _QUERY.fullmatch(object_map.facts.query), Detections.of(output, inputs)
-    if query is None or detections is None or int(query[1]) >= detections.boxes.shape[1]:
-        return explanation
-    detection = detections.of_query(int(query[1]), labels, geometry.input, image)
-    place = geometry.box_to_photo(detection.box)
+    """Add to a map the box of the object query that it is of, if the model outputs one, or else the `detection` of its target."""
+    query, detections = _QUERY.fullmatch(explanation.map.facts.query), Detections.of(output, inputs)
+    what = "box of the target"
+    if query is not None and detections is not None and int(query[1]) < detections.boxes.shape[1]:
+        what = f"box {query[1]} of the model's output"
+        detection = detections.of_query(int(query[1]), labels, explanation.geometry.input, image)
+    return explanation if detection is None else _with_box(explanation, detection, what)
+
+
+def _with_box(explanation: Explanation, detection: Detection, what: str) -> Explanation:
+    place = explanation.geometry.box_to_photo(detection.box)
     where = f"x {place.left:.0f} to {place.right:.0f}, y {place.top:.0f} to {place.bottom:.0f}"
-    note = f"box {query[1]} of the model's output: {detection.label}, {where}"
-    facts = replace(object_map.facts, detections=(detection,))
-    return replace(explanation, map=replace(object_map, facts=facts, provenance=object_map.provenance.but(notes=(note,))))
+    facts = replace(explanation.map.facts, detections=(detection,))
+    provenance = explanation.map.provenance.but(notes=(f"{what}: {detection.label}, {where}",))
+    return replace(explanation, map=replace(explanation.map, facts=facts, provenance=provenance))

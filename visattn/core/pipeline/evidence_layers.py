@@ -144,7 +144,7 @@ def _alive(placed: Sequence[FeatureRecord]) -> Mapping[str, bool]:
             alive[feature.name] = bool(over_positions(source.gradient(slope), layout).any())
 
         if source.tensor.requires_grad:
-            source.tensor.register_hook(look)
+            source.tensor.register_hook(look)  # type: ignore[no-untyped-call]
 
     for feature in placed:
         if feature.role == "tokens":

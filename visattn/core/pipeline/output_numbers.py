@@ -18,7 +18,7 @@ from visattn._support.checks import printable
 from visattn._support.language import option, worded
 from visattn.core.pipeline import prompts
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.output_places import Place, Score
+from visattn.core.pipeline.output_places import Place, Score, check_plain
 from visattn.core.pipeline.outputs import tensor_of
 from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError, ShapeError
@@ -61,8 +61,7 @@ def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pre
                 f"target label:{printable(which)} is a sum of labels, which has no versus. Leave {option('versus')} out."
             )
         return prepared, _sum_of(several, target)
-    if target.versus is not None or target.target_space != "logit":
-        raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
+    check_plain(target)
     found = _NUMBER.fullmatch(which)
     if found is None:
         raise OptionError(

@@ -1,12 +1,12 @@
-"""Targets in outputs that have places: a pixel or a class of a dense output, a mask, a box of a detector.
+"""Targets in dense outputs: a pixel, a class or a mask.
 
 `pixel:X,Y` is the score of the class that is predicted at a pixel of the upright photo, `mask:K` the mean score of a class or a mask over
-the pixels that it has, `box:N` the score of the class of a detection. Class, pixels and detection are those of the unedited image.
+the pixels that it has. Class and pixels are those of the unedited image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import worded
 from visattn.core.geometry import Box
+from visattn.core.maps import Detection
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import class_name, tensor_of
 from visattn.core.pipeline.targets import Target
@@ -23,8 +24,6 @@ from visattn.errors import OptionError
 
 _MASKS = "masks_queries_logits", "pred_masks"  # of mask transformers, `(B, masks, h, w)`; those of SAM have one axis more
 _DENSE = "logits", "out", "predicted_depth"
-_DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
-_ALIKE = 0.5  # overlap from which a detection counts as the same
 
 
 def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
@@ -43,8 +42,7 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
     """
     assert target.named is not None  # noqa: S101 - the step was looked up by it
     kind, which = target.named
-    if target.versus is not None or target.target_space != "logit":
-        raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
+    check_plain(target)
     settle: Callable[[Any], Score]
     if kind == "pixel":
         x, y = _numbers(which)
@@ -53,12 +51,8 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
         down, across = geometry.to_input(y, x)
         share = down / geometry.input[0], across / geometry.input[1]
         settle = lambda output: _at_pixel(output, share, f"pixel {x:g},{y:g}", target)  # noqa: E731
-    elif kind == "mask":
-        settle = lambda output: _of_mask(output, which, target)  # noqa: E731
-    elif kind == "query":
-        settle = lambda output: _of_query(output, which, target.labels)  # noqa: E731
     else:
-        settle = lambda output: _of_box(output, which, target.labels)  # noqa: E731
+        settle = lambda output: _of_mask(output, which, target)  # noqa: E731
     return prepared, replace(target, of=Place(settle, on_image=True))
 
 
@@ -69,11 +63,13 @@ class Score(NamedTuple):
         function: Function that returns one number per image.
         described: The score in words.
         corners: Function that returns the corners of the box whose score it is; None if it is of no box.
+        detection: The box and the name of its class; None if it is of no box.
     """
 
     function: Callable[[Any], Tensor]
     described: str
     corners: Callable[[Any], Tensor] | None = None
+    detection: Detection | None = None
 
     def __call__(self, output: Any) -> Tensor:  # noqa: ANN401
         """Return one number per image."""
@@ -95,6 +91,17 @@ class Place:
     def __call__(self, output: Any) -> Tensor:  # noqa: ANN401
         """Return the score of each image."""
         return self.settled(output)(output)
+
+
+def check_plain(target: Target) -> None:
+    """Check that a named target has no options of classes.
+
+    Raises:
+        OptionError: If it has.
+    """
+    if target.named is not None and (target.versus is not None or target.target_space != "logit"):
+        kind, which = target.named
+        raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
 
 
 def _numbers(which: str) -> tuple[float, float]:
@@ -156,7 +163,7 @@ def _threshold(mask: Tensor) -> float:
 def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     masks, apart = _masks(output)
     masks, count = masks.detach(), masks.shape[1]
-    index = _index("mask", which, count, None if apart else target.labels)
+    index = index_of("mask", which, count, None if apart else target.labels)
     word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
     is_alone = apart or count == 1  # it is there or not, whatever other channels are
     least = _threshold(masks[0, index])
@@ -181,66 +188,7 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     return Score(score, f"mean {word} of {name} over {where} ({share:.1%} of the input) = {mean:.3g}")
 
 
-def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
-    if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= _DETECTION:
-        return _of_detection(output[0], which, labels)
-    return _of_query(output, which, labels, "box")
-
-
-def _of_query(output: Any, which: str, labels: Sequence[str] | None, kind: str = "query") -> Score:  # noqa: ANN401
-    logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
-    if logits is None or boxes is None or logits.ndim != 3:
-        fields = "logits and pred_boxes" + (", or boxes and scores" if kind == "box" else "")
-        raise OptionError(
-            f"target {kind}:N needs a detector, whose output has {fields}; the model returned {type(output).__name__}. "
-            + worded("Pass a function of it.", "Choose another target.")
-        )
-    logits, index = logits.detach(), _index(kind, which, logits.shape[1], None)
-    nothing = labels is not None and logits.shape[2] == len(labels) + 1  # the last class stands for no object
-    best = int(logits[0, index, : -1 if nothing else None].argmax())
-
-    def score(output: Any) -> Tensor:  # noqa: ANN401
-        all_logits = tensor_of(output, "logits", "pred_logits")
-        assert all_logits is not None  # noqa: S101 - it was there
-        return all_logits[:, index, best]
-
-    def corners(output: Any) -> Tensor:  # noqa: ANN401
-        all_boxes = tensor_of(output, "pred_boxes")
-        assert all_boxes is not None  # noqa: S101 - they were there
-        return all_boxes[:, index]
-
-    told = f"logit of {class_name(best, labels)} in {kind} {index} = {float(logits[0, index, best]):.3g}"
-    return Score(score, told, corners)
-
-
-def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str] | None) -> Score:
-    """Return the score of a detection of torchvision. In an edited image it is the detection of its class that overlaps it most."""
-    index = _index("box", which, len(first["boxes"]), None)
-    box, label = first["boxes"][index : index + 1].detach(), int(first["labels"][index])
-
-    def score(output: Any) -> Tensor:  # noqa: ANN401
-        return torch.stack([_matching(detections, box, label) for detections in output])
-
-    told = f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}"
-    return Score(score, told, lambda output: output[0]["boxes"][index])
-
-
-def _matching(detections: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
-    overlap = _overlap(box, detections["boxes"].detach()) * (detections["labels"] == label)
-    if not len(overlap) or float(overlap.max()) < _ALIKE:
-        return detections["scores"].sum() * 0
-    return detections["scores"][overlap.argmax()]
-
-
-def _overlap(box: Tensor, boxes: Tensor) -> Tensor:
-    """Return the intersection over union of a box `(1, 4)` with boxes `(N, 4)` of left, top, right, bottom."""
-    sides = (torch.minimum(box, boxes)[:, 2:] - torch.maximum(box, boxes)[:, :2]).clamp_min(0)
-    area, areas = ((corners[:, 2:] - corners[:, :2]).prod(1) for corners in (box, boxes))
-    both = sides.prod(1)
-    return both / (area + areas - both)
-
-
-def _index(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
+def index_of(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
     """Return the number of a mask or box, or of a class that is given by name."""
     number = whole_number(which)
     if number is None and labels is not None:

@@ -23,8 +23,9 @@ from visattn.errors import OptionError, ShapeError
 
 __all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "read_labels"]
 
+_KINDS = {"place": ("pixel", "mask"), "box": ("box", "query"), "output": ("class", "label", "output", "text")}
 _NAMED = re.compile(r"\s*(class|label|output|pixel|mask|box|query|text)\s*:(.*)", re.DOTALL)
-_STEPS = dict.fromkeys(("pixel", "mask", "box", "query"), "place") | dict.fromkeys(("class", "label", "output", "text"), "output")
+_STEPS = {kind: step for step, kinds in _KINDS.items() for kind in kinds}
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
 
