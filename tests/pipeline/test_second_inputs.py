@@ -137,5 +137,5 @@ def test_two_pictures_may_share_a_backbone(picture: str) -> None:
 
 def test_several_pictures_must_be_named() -> None:
     inputs = {"rgb": torch.rand(1, 3, 32, 32), "depth": torch.rand(1, 1, 32, 32)}
-    with pytest.raises(OptionError, match="each of the inputs rgb, depth may be the picture"):
+    with pytest.raises(OptionError, match=r"each of the inputs rgb \(1, 3, 32, 32\), depth \(1, 1, 32, 32\) may be"):
         explained(TwoPictures(), None, inputs, 0)

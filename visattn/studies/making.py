@@ -98,13 +98,13 @@ def study(
 
 
 def _photos(images: Any, inputs: Mapping[str, Any] | None, how: Preprocessing) -> list[Any]:  # noqa: ANN401
-    """Read the images; None stands for one that the inputs hold."""
+    """Read the images, unless they stand beside inputs: they may then be one of them."""
     found = list(images) if isinstance(images, (list, tuple)) else [images]
     if not found or (inputs is None and found == [None]):
         raise OptionError("no images were given. Pass one or a list of them.")
     if inputs is not None and len(found) > 1:
         raise OptionError(f"inputs are those of one image, and {len(found)} were given. Make a study of each, and add them.")
-    return [None if image is None else read(image, how) for image in found]
+    return [image if inputs is not None else read(image, how) for image in found]
 
 
 def _asked(methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target) -> Asked:

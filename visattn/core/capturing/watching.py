@@ -6,11 +6,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.faces import Later
 from visattn._support.parts import Parts, parts_of
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.following.conclusions import Conclusions, Located, concluded
@@ -27,8 +30,15 @@ from visattn.core.capturing.trace.tracer import Tracer
 from visattn.core.capturing.trace.verdicts import Verdict, Verdicts
 from visattn.errors import CaptureError, UnsupportedModel
 
+if TYPE_CHECKING:
+    from visattn._support import nested
+else:
+    nested = Later("visattn._support.nested")
+
 # a TorchScript part that calls one of these may compute attention
 _COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")
+
+PICTURE: ContextVar[Tensor | None] = ContextVar("the one of several images that tokens are traced from", default=None)
 
 NO_IMAGES = "no floating-point tensor of shape (B, C, H, W) as argument"
 
@@ -328,10 +338,11 @@ def _roles(parts: Parts) -> tuple[list[int], list[int]]:
 
 
 def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:
-    """Return the images `(B, C, H, W)` or clips `(B, T, C, H, W)` among the inputs; those that are named so come first."""
+    """Return the images `(B, C, H, W)` or clips `(B, T, C, H, W)` among the inputs; one that was chosen or is named so comes first."""
     candidates = [(name, x) for name, x in inputs if x.ndim in (4, 5) and x.is_floating_point()]
+    chosen = [x for _, x in candidates if x is PICTURE.get()]
     named = [x for name, x in candidates if _IMAGES.search(str(name))]
-    return next(iter((*named, *(x for _, x in candidates))), None)
+    return next(iter((*chosen, *named, *(x for _, x in candidates))), None)
 
 
 def _packed(inputs: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:
@@ -368,4 +379,6 @@ def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
+    if is_dataclass(value):
+        value = [x for _, x in nested.leaves(value)]
     return [x for item in value for x in _tensors(item)] if isinstance(value, (tuple, list)) else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from visattn._support.checkpointing import without_checkpoints
 from visattn._support.memory import OfStructure
 from visattn._support.modes import same_randomness
 from visattn._support.module_hooks import module_hooks
+from visattn._support.nested import leaves, mapped
+from visattn.core.families.forward_calls import called, is_image
 
 __all__ = ["is_map", "last_feature_map"]
 
@@ -48,8 +50,8 @@ def last_feature_map(
     Returns:
         Name of the outermost such module; None if tokens follow, or the model cannot run on the meta device.
     """
-    others = {name: _bare(value) for name, value in inputs.items()}
-    question = channels, size, keyword, tuple((name, _form(value)) for name, value in others.items())
+    others = mapped(dict(inputs), lambda _, leaf: _bare(leaf))
+    question = channels, size, keyword, tuple((path, _form(leaf)) for path, leaf in leaves(others))
     return _seen.of(model, question, lambda: _observed(model, channels, size, others, keyword)) or None
 
 
@@ -142,8 +144,10 @@ def _form(value: object) -> Hashable:
 def _observed(model: nn.Module, channels: int, size: tuple[int, int], others: Mapping[str, Any], keyword: str) -> str | None:
     """Return the name, or `_NO_MAP`; None if the model cannot run on the meta device.
 
-    Beside other inputs, a map that is computed from the pixels goes before one that is not, as of a second image.
+    Beside other inputs, a map that is computed from the pixels goes before one that is not, as of a second image; one that is computed
+    from another image too is no map of this one.
     """
+    of_others = _computed_from_others(model, channels, size, others, keyword)
     last: _Step | None = None
     version = -1  # version of its output, which in-place operations increase
     is_from_pixels = False
@@ -157,13 +161,29 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int], others: Ma
         is_from_pixels = bool(others) and output.requires_grad
         if output.ndim == 3 and output.shape[1] > 1:
             last = None
-        elif output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
+        elif (name, call) not in of_others and output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
             last, version = _Step(name, call, None, output), output._version
 
     counts = _dry_run(model, channels, size, watch, others, keyword)
     if counts is None:
         return None
     return _NO_MAP if last is None else _called(last, counts)
+
+
+def _computed_from_others(
+    model: nn.Module, channels: int, size: tuple[int, int], others: Mapping[str, Any], keyword: str
+) -> Set[tuple[str, int]]:
+    """Return the name and the call of each module whose output is computed from another image."""
+    calls: set[tuple[str, int]] = set()
+
+    def watch(name: str, call: int, _module: nn.Module, _args: tuple[Any, ...], output: object) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            calls.add((name, call))
+
+    if any(is_image(leaf) for _, leaf in leaves(others)):
+        traced = mapped(others, lambda _, leaf: leaf.detach().requires_grad_().clone() if is_image(leaf) else leaf)
+        _dry_run(model, channels, size, watch, traced, keyword, of_pixels=False)
+    return calls
 
 
 Watch = Callable[[str, int, nn.Module, tuple[Any, ...], Any], None]  # name of a module, index of its call, and what `After` gets
@@ -176,8 +196,12 @@ def _dry_run(
     watch: Watch,
     others: Mapping[str, Any] = MappingProxyType({}),
     keyword: str = "",
+    *,
+    of_pixels: bool = True,
 ) -> Mapping[str, int] | None:
     """Run a copy on the `meta` device, and call `watch` after each of its modules; `others` and `keyword`: see `last_feature_map`.
+
+    Beside other inputs the graph begins at the pixels, unless `of_pixels` is false.
 
     Returns:
         How often each module returned a tensor; None if the model cannot run there.
@@ -194,10 +218,10 @@ def _dry_run(
 
     with Attempt() as attempt:
         bare = without_values(model)
-        graph = torch.set_grad_enabled(bool(others))  # whose only leaf are the pixels
+        graph = torch.set_grad_enabled(bool(others))
         with graph, same_randomness(), without_checkpoints(bare.modules()), module_hooks(bare, after=after):
-            pixels = torch.empty(1, channels, *size, device="meta", requires_grad=bool(others)).clone()
-            bare(**{keyword: pixels}, **others) if keyword else bare(pixels, **others)
+            pixels = torch.empty(1, channels, *size, device="meta", requires_grad=bool(others) and of_pixels).clone()
+            called(bare, pixels, others, keyword)
     return None if attempt.failed else counts
 
 

@@ -48,7 +48,7 @@ def explain(
     method: MethodName | str = "auto",  # editors complete the names
     target: Of = None,
     pixels: Tensor | None = None,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str | int, Any] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -105,7 +105,7 @@ def ask_about(
     *,
     target: Of = None,
     pixels: Tensor | None = None,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str | int, Any] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -118,11 +118,10 @@ def ask_about(
     """
     _check_given(image, pixels, inputs, options)
     asked = asked_of(method, target, options, seed)
-    picture = image if isinstance(image, str) and image in (inputs or ()) else None
-    photo = None if image is None or picture is not None else read(image, asked.how)  # a bad file fails before a model is loaded
+    photo = image if image is None or inputs is not None else read(image, asked.how)  # a bad file fails before a model is loaded
     bare, notes = model_of(model, asked.how, weights=weights, seed=seed, device=device)
     if inputs is not None:
-        prepared = tensors.prepare_inputs(inputs, photo, bare, asked.how, picture)
+        prepared = tensors.prepare_inputs(inputs, photo, bare, asked.how)
     elif pixels is not None:
         photos = None if photo is None else [photo]
         prepared = tensors.prepare_tensor(pixels, bare, photos=photos, mean=asked.how.mean, std=asked.how.std)
@@ -134,7 +133,7 @@ def ask_about(
 def _check_given(
     image: Any,  # noqa: ANN401
     pixels: Tensor | None,
-    inputs: Mapping[str, Any] | None,
+    inputs: Mapping[str | int, Any] | None,
     options: Mapping[str, Any],
 ) -> None:
     """Check what only `explain` can know about its arguments.

@@ -30,9 +30,10 @@ from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 
 if TYPE_CHECKING:
+    from visattn.core.families import forward_calls
     from visattn.core.pipeline import structure
 else:
-    structure = Later(f"{__package__}.structure")
+    forward_calls, structure = Later("visattn.core.families.forward_calls"), Later(f"{__package__}.structure")
 
 __all__ = ["Pass", "answer_of", "look", "one_pass", "with_readout"]
 
@@ -165,9 +166,10 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
             seeded(prepared.seed),
             redirect_stdout(sys.stderr),
         ):  # stdout is for results, not for a model's own prints
-            others = {name: _copies(value, len(pixels)) for name, value in prepared.inputs.items()}
             keyword = prepared.spec_of(model).keyword
-            return model(**{keyword: pixels}, **others) if keyword else model(pixels, **others)
+            if prepared.inputs:
+                return forward_calls.called(model, pixels, prepared.inputs, keyword)
+            return model(**{keyword: pixels}) if keyword else model(pixels)
     except BaseException as error:
         if isinstance(error, (VisattnError, KeyboardInterrupt)):
             raise
@@ -190,12 +192,6 @@ def _remedy_of_inference(model: nn.Module, prepared: Prepared) -> str:
         if isinstance(value, Tensor) and value.is_inference():
             return f"The input {name} was {under}. Pass {name}.clone() instead."
     return f"It uses a tensor {under}. Make it outside of it."
-
-
-def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
-    """Return an input of one image as one of several copies of that image."""
-    is_of_one_image = isinstance(value, Tensor) and value.ndim and len(value) == 1
-    return value.expand(count, *value.shape[1:]) if is_of_one_image else value
 
 
 def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,16 +16,15 @@ from visattn.core.families import input_spec
 from visattn.core.families.spec import per_channel
 from visattn.core.geometry import Box, Geometry
 from visattn.core.images.sources import as_image
-from visattn.core.pipeline.inputs import Prepared, prepare_with
+from visattn.core.pipeline import input_pictures
+from visattn.core.pipeline.input_pictures import shape_of
+from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.transforms import ALIKE, likeness
 from visattn.errors import OptionError, ShapeError
 
 __all__ = ["prepare_inputs", "prepare_tensor"]
 
-_PIXELS = "pixel_values", "pixels", "images", "image", "x"  # names of an image among the inputs of models
-_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-_SAME = 1e-3  # largest difference between pixels that one processor made twice, with and without its fast path
 _ROUNDING = 0.02  # rounding error of normalized images in half precision
 
 
@@ -80,76 +78,69 @@ def prepare_tensor(
 
 @in_own_modes
 def prepare_inputs(
-    inputs: Mapping[str, Any],
-    photo: Any,  # noqa: ANN401
+    inputs: Mapping[str | int, Any],
+    image: Any,  # noqa: ANN401
     model: nn.Module,
     how: Preprocessing,
-    picture: str | None = None,
 ) -> Prepared:
-    """Prepare the inputs of a model for one image, given by name as a processor of transformers returns them.
+    """Prepare the inputs of a model for one image, given by name as a processor of transformers returns them, or by position.
 
     Args:
-        inputs: Inputs by name. Pixels `(1, C, H, W)` among them are compared with the photo; without any, they are made from it.
-        photo: The photo, or None if the pixels show themselves.
+        inputs: Inputs by name or position; tensors may lie inside of lists, tuples, dictionaries and dataclasses. Photos (PIL images)
+            are preprocessed. Pixels `(1, C, H, W)` may be those of the photo; without any, they are made from it.
+        image: The photo or its source; or the path of the input that is the picture, such as `rgb`, `1` or `batch.rgb`; None: the only
+            input that may be one.
         model: The model.
-        how: Options of the preprocessing, which makes the pixels if there are none.
-        picture: Name of the input that is the picture; by default the one that models call so, else the only one `(1, C, H, W)`.
+        how: Options of the preprocessing.
 
     Returns:
         Pixels, photo and geometry, with the other inputs.
 
     Raises:
-        OptionError: If there is neither photo nor pixels, several inputs may be the picture, or the photo shows something else.
+        OptionError: If an input is unknown, there is neither photo nor pixels, several inputs may be the picture, or the photo shows
+            something else.
         ShapeError: If the pixels are not one image.
     """
-    device = next((parameter.device for parameter in model.parameters()), None)
-    others = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    given = input_pictures.given_inputs(inputs, model, how)
+    picture = input_pictures.named_by(image, given)
+    photo = None if image is None or picture is not None else read(image, how)
     own = None if photo is None else prepare_with([photo], model, how)
-    name = picture or _picture_among(others, None if own is None else own.pixels.shape)
-    if name is None:
-        if own is None:
-            raise OptionError(f"inputs have no pixels ({', '.join(others) or 'empty'}). Pass the photo too, or pixel_values.")
-        spec = own.spec_of(model)
-        return replace(own, inputs=others, spec=replace(spec, keyword=spec.keyword or _free_parameter(model, others)))
-    pixels = others.pop(name)
-    if pixels.ndim != 4 or len(pixels) != 1:
-        raise ShapeError(
-            f"{name} must be one image (1, C, H, W), got {tuple(pixels.shape)}. For several images, clips or packed patches use "
-            "visattn.capture."
-        )
-    if own is None or own.pixels.shape != pixels.shape or not torch.allclose(own.pixels, pixels.to(own.pixels), atol=_SAME):
-        own = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
-    assert own.spec is not None  # noqa: S101 - both state it
-    return replace(own, pixels=pixels, spec=replace(own.spec, keyword=name), inputs=others)
+    place = input_pictures.place_of(given, own, picture)
+    if place in given.leaves:
+        own = given.photos.get(place) or _shown_by(given.leaves[place], place, photo, own, model, how)
+    assert own is not None  # noqa: S101 - else a place without a photo would have been refused
+    spec = replace(own.spec_of(model), keyword=place)
+    return replace(own, pixels=own.pixels.detach().clone(), spec=spec, inputs=given.without(place)).with_notes(*given.notes(place))
 
 
-def _picture_among(inputs: Mapping[str, Any], shape: torch.Size | None) -> str | None:
-    """Return the name of the picture among inputs, or None if there is none; `shape` is that of a photo's pixels, if it is given too.
+def _shown_by(
+    pixels: Any,  # noqa: ANN401
+    name: str,
+    photo: Any,  # noqa: ANN401
+    own: Prepared | None,
+    model: nn.Module,
+    how: Preprocessing,
+) -> Prepared:
+    """Return pixels among the inputs with the photo that they show; `own` is what the model's preprocessing makes of the photo.
 
     Raises:
-        OptionError: If several may be the picture.
+        OptionError: If the photo shows something else, or the pixels cannot be shown.
+        ShapeError: If the pixels are not one image.
     """
-    maps = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim == 4}
-    wide = {name: value for name, value in maps.items() if value.is_floating_point() and value.shape[2:].numel() > 1}
-    images = [name for name, value in wide.items() if shape in (None, value.shape)]
-    named = next((name for name in _PIXELS if isinstance(inputs.get(name), Tensor)), None)
-    if named is not None or len(images) < 2:
-        return named or next(iter(images), None)
-    raise OptionError(
-        f"each of the inputs {', '.join(images)} may be the picture. Name it: image='{images[0]}', or make its map with another call."
-    )
-
-
-def _free_parameter(model: nn.Module, inputs: Mapping[str, Any]) -> str:
-    """Return the name under which pixels go beside other inputs, if one of these is the first parameter; empty: they come first."""
-    try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):  # of a compiled or foreign function
-        return ""
-    if not parameters or parameters[0].name not in inputs:
-        return ""
-    free = [one.name for one in parameters if one.name not in inputs and one.default is one.empty and one.kind in _NAMED]
-    return free[0] if len(free) == 1 else ""
+    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != 1:
+        raise ShapeError(
+            f"{name} must be one image (1, C, H, W), got {shape_of(pixels)}. For several images, clips or packed patches use "
+            "visattn.capture."
+        )
+    if own is None or not input_pictures.is_same(pixels, own.pixels):
+        try:
+            own = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
+        except OptionError as error:
+            if photo is None:
+                raise
+            elsewhere = "If the model takes the photo elsewhere, pass it there among inputs, and name its place as image."
+            raise OptionError(f"the input {name} is the only one that may be the photo. {error} {elsewhere}") from error
+    return replace(own, pixels=pixels)
 
 
 def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:
