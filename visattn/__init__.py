@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from visattn.core.pipeline.explanation import Explanation as Explanation
     from visattn.core.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
     from visattn.core.pipeline.preprocessing import Preprocessing as Preprocessing
+    from visattn.core.pipeline.several_pictures import explain_pictures as explain_pictures, picture_page as picture_page
     from visattn.core.pipeline.stages import explain_stages as explain_stages, stage_page as stage_page
     from visattn.core.pipeline.tensors import prepare_tensor as prepare_tensor
     from visattn.core.provenance import Provenance as Provenance
@@ -98,6 +99,7 @@ _NAMES = {
     "contact_sheet": "core.drawing.sheets",
     "explain": "core.pipeline.explaining",
     "explain_batch": "core.pipeline.explaining",
+    "explain_pictures": "core.pipeline.several_pictures",
     "explain_stages": "core.pipeline.stages",
     "explain_video": "batch.films",
     "filmstrip": "core.drawing.filmstrips",
@@ -112,6 +114,7 @@ _NAMES = {
     "normalize": "core.maps",
     "overlay": "core.drawing.overlays",
     "permuted": "core.capturing.interventions",
+    "picture_page": "core.pipeline.several_pictures",
     "prepare": "core.pipeline.inputs",
     "prepare_batch": "core.pipeline.inputs",
     "prepare_tensor": "core.pipeline.tensors",

@@ -55,8 +55,9 @@ def _parts(value: Any, path: str) -> Mapping[Any, Any] | None:  # noqa: ANN401
         return None
     if isinstance(value, Mapping):
         return value
-    if hasattr(value, "_fields") and isinstance(value, tuple):
-        return dict(zip(value._fields, value, strict=True))
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and names is not None:
+        return dict(zip(names, value, strict=True))
     if isinstance(value, (tuple, list)):
         return dict(enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
@@ -67,7 +68,7 @@ def _parts(value: Any, path: str) -> Mapping[Any, Any] | None:  # noqa: ANN401
 def _rebuilt(value: Any, parts: dict[Any, Any]) -> Any:  # noqa: ANN401
     """Return a container like another one, with these parts. No constructor of a dataclass runs: it may compute or refuse."""
     if isinstance(value, tuple):
-        return value._make(parts.values()) if hasattr(value, "_fields") else tuple(parts.values())
+        return getattr(value, "_make", tuple)(parts.values())
     if is_dataclass(value) and not isinstance(value, Mapping):
         made = copy.copy(value)
         for name, part in parts.items():

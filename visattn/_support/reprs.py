@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -39,6 +39,20 @@ def short(value: Any) -> str:  # noqa: ANN401
         return getattr(value, "__name__", type(value).__name__)
     text = repr(value)
     return printable(text) if len(text) <= 2 * _TEXT else f"<{type(value).__name__}>"
+
+
+def in_runs(names: Sequence[str], between: str = ", ") -> str:
+    """Join names; more than four that are numbered one after the other are told by the first and the last."""
+    runs: list[list[str]] = []
+    last = "", -1
+    for name in names:
+        stem = name.rstrip("0123456789")
+        if (this := (stem, int(name[len(stem) :] or -1))) == (last[0], last[1] + 1):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        last = this
+    return between.join(between.join(run) if len(run) <= _ITEMS else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def _holds(value: Any) -> bool:  # noqa: ANN401

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from visattn._support.checks import printable
+from visattn._support.reprs import in_runs
 from visattn._support.tables import to_json
 from visattn.core.provenance import Provenance
 
@@ -22,7 +23,7 @@ def note(quiet: bool, *lines: str) -> None:
 
 def describe(quiet: bool, provenance: Provenance) -> None:
     """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr."""
-    parameters = ", ".join(f"{name} {value}" for name, value in provenance.parameters.items())
+    parameters = ", ".join(f"{name} {in_runs(str(value).split('+'), '+')}" for name, value in provenance.parameters.items())
     note(
         quiet,
         f"{provenance.image}: {provenance.method} ({parameters})",

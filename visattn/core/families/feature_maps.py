@@ -220,7 +220,8 @@ def _dry_run(
         bare = without_values(model)
         graph = torch.set_grad_enabled(bool(others))
         with graph, same_randomness(), without_checkpoints(bare.modules()), module_hooks(bare, after=after):
-            pixels = torch.empty(1, channels, *size, device="meta", requires_grad=bool(others) and of_pixels).clone()
+            kind = next((one.dtype for one in bare.parameters() if one.is_floating_point()), None)
+            pixels = torch.empty(1, channels, *size, dtype=kind, device="meta", requires_grad=bool(others) and of_pixels).clone()
             called(bare, pixels, others, keyword)
     return None if attempt.failed else counts
 

@@ -47,7 +47,7 @@ def called(model: nn.Module, pixels: Tensor, inputs: Mapping[str, Any], place: s
         PICTURE.reset(token)
 
 
-def by_name(model: nn.Module, inputs: Mapping[str | int, Any]) -> dict[str, Any]:
+def by_name(model: nn.Module, inputs: Mapping[Any, Any]) -> dict[str, Any]:
     """Return inputs by the names of the forward function's parameters.
 
     Those of `*views` are one list, in which None stands for a position that was not given.
@@ -122,7 +122,9 @@ def required_place(model: nn.Module, inputs: Mapping[str, Any], keyword: str = "
     if keyword in missing:
         return keyword
     if len(missing) > 1:
-        raise OptionError(f"one of the inputs {', '.join(missing)} is the photo, and the others are missing. Pass them among inputs.")
+        raise OptionError(
+            f"one of the inputs {', '.join(missing)} is the photo, and the others are missing. Pass them among inputs."
+        )
     return next(("" if path == next(iter(parameters)) else path for path in missing), None)
 
 
@@ -143,7 +145,9 @@ def _missing(parameter: Parameter, value: Any) -> list[str]:  # noqa: ANN401
 def _positional(model: nn.Module, names: Collection[str]) -> list[Parameter]:
     """Return the parameters that cannot be given by name, and those before them, up to the last that is given."""
     every = list(parameters_of(model).values())
-    last = max((at for at, one in enumerate(every) if one.kind not in (*_BY_NAME, one.VAR_KEYWORD) and one.name in names), default=-1)
+    last = max(
+        (at for at, one in enumerate(every) if one.kind not in (*_BY_NAME, one.VAR_KEYWORD) and one.name in names), default=-1
+    )
     return every[: last + 1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from visattn._support.attempts import Attempt
 from visattn._support.language import option
 from visattn._support.modes import evaluating
 from visattn._support.module_hooks import module_hooks
+from visattn._support.nested import mapped
+from visattn.core.families.forward_calls import is_image
 from visattn.core.methods.taps import over_positions
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.gradient_graph import GradientGraph, Node
@@ -43,7 +46,7 @@ class _Map(NamedTuple):
 
 
 def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | None:
-    """Return the module whose output Grad-CAM reads for a place in the model's output.
+    """Return the module whose output Grad-CAM reads for a place in the model's output; of several images, in the image's own branch.
 
     For a box it is the last feature map through which all of its score and its corners are computed: its level of a pyramid, and not a map
     of class scores or of one branch. For pixels and masks it is the end of the encoder, as the bottleneck of a U-Net: of the feature maps
@@ -64,12 +67,12 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
     """
     graph = None
     with evaluating(model, frozen=True), torch.enable_grad():
-        pixels = as_the_model(model, prepared.pixels).detach().clone().requires_grad_()
+        pixels, others, given = _with_graph(model, prepared)
         with capture(model, features="*", gradients=True) as recording:
-            output = answer_of(model, pixels, prepared)
+            output = answer_of(model, pixels, given)
         score = target.resolve(output).score
         corners: Callable[[Any], Tensor] | None = getattr(score, "corners", None)
-        placed = [feature for feature in recording.features if _is_placed(feature)]
+        placed = [feature for feature in recording.features if _is_placed(feature) and _is_own(feature, pixels, others)]
         alive = _alive(placed)
         with Attempt():  # an operation of the model may have no gradient
             graph = GradientGraph.of([score(output).sum(), *([] if corners is None else [corners(output).sum()])], pixels)
@@ -86,6 +89,33 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
     return common or _end_of_encoder(graph, maps)
 
 
+def _with_graph(model: nn.Module, prepared: Prepared) -> tuple[Tensor, list[Tensor], Prepared]:
+    """Return the pixels with a graph, the other inputs that may be images, with one too, and what is prepared with these."""
+    others: list[Tensor] = []
+
+    def followed(_path: str, leaf: Any) -> Any:  # noqa: ANN401
+        if not is_image(leaf):
+            return leaf
+        others.append(leaf.detach().clone().requires_grad_())
+        return others[-1]
+
+    pixels = as_the_model(model, prepared.pixels).detach().clone().requires_grad_()
+    inputs = mapped(dict(prepared.inputs), followed)
+    return pixels, others, replace(prepared, inputs=inputs)
+
+
+def _is_own(feature: FeatureRecord, pixels: Tensor, others: Sequence[Tensor]) -> bool:
+    return feature.source is not None and _is_of_one_image(feature.source.tensor, pixels, others)
+
+
+def _is_of_one_image(feature: Tensor, pixels: Tensor, others: Sequence[Tensor]) -> bool:
+    """Check that a map is computed from the pixels and from no other image."""
+    if not others or not feature.requires_grad:
+        return not others
+    slopes = torch.autograd.grad(feature.sum(), [pixels, *others], allow_unused=True, retain_graph=True)
+    return slopes[0] is not None and all(slope is None for slope in slopes[1:])
+
+
 def layer_or_refusal(model: nn.Module, prepared: Prepared, target: Target | None) -> str:
     """Return the module of `layer_behind` for a target that is a function of the output.
 
@@ -95,23 +125,24 @@ def layer_or_refusal(model: nn.Module, prepared: Prepared, target: Target | None
     name = layer_behind(model, prepared, target) if target is not None and callable(target.of) else None
     if name is not None:
         return name
-    names = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
+    names = ", ".join(own_maps(model, prepared)[-_SHOWN:]) or f"none{' of this image alone' * bool(prepared.inputs)}"
     raise OptionError(
         f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: {option('layer', 'NAME')}; feature maps: {names}."
     )
 
 
-def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
-    """Return the names of the modules that output feature maps `(B, C, H, W)` with several positions, by a forward pass."""
-    names: list[str] = []
+def own_maps(model: nn.Module, prepared: Prepared) -> list[str]:
+    """Return the names of the modules that output feature maps of the image alone, with several positions, by a forward pass."""
+    maps: dict[str, Tensor] = {}
 
     def watch(name: str, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
         if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
-            names.append(name)
+            maps[name] = output
 
-    with evaluating(model), torch.no_grad(), module_hooks(model, after=watch):
-        answer_of(model, prepared.pixels, prepared)
-    return list(dict.fromkeys(names))
+    with evaluating(model, frozen=True), torch.enable_grad(), module_hooks(model, after=watch):
+        pixels, others, given = _with_graph(model, prepared)
+        answer_of(model, pixels, given)
+    return [name for name, output in maps.items() if _is_of_one_image(output, pixels, others)]
 
 
 def _is_placed(feature: FeatureRecord) -> bool:

@@ -48,7 +48,7 @@ def explain(
     method: MethodName | str = "auto",  # editors complete the names
     target: Of = None,
     pixels: Tensor | None = None,
-    inputs: Mapping[str | int, Any] | None = None,
+    inputs: Mapping[Any, Any] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -105,7 +105,7 @@ def ask_about(
     *,
     target: Of = None,
     pixels: Tensor | None = None,
-    inputs: Mapping[str | int, Any] | None = None,
+    inputs: Mapping[Any, Any] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -133,7 +133,7 @@ def ask_about(
 def _check_given(
     image: Any,  # noqa: ANN401
     pixels: Tensor | None,
-    inputs: Mapping[str | int, Any] | None,
+    inputs: Mapping[Any, Any] | None,
     options: Mapping[str, Any],
 ) -> None:
     """Check what only `explain` can know about its arguments.

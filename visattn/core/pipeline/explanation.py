@@ -15,6 +15,7 @@ from PIL import Image
 
 from visattn._support.faces import Later
 from visattn._support.options import with_options
+from visattn._support.reprs import in_runs
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.core.drawing.style_options import StyleOptions
@@ -81,7 +82,7 @@ class Explanation:
             "for": ", ".join(map(str, classes)),
             "layer": facts.layer,
             "head": "" if head == "all" else head,
-            "query": facts.query,
+            "query": in_runs(facts.query.split("+"), "+"),
         }
         return [f"{name} {value}" for name, value in named.items() if value != ""]
 

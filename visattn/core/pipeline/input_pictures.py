@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,22 @@ class GivenInputs:
         return {path: leaf for path, leaf in self.leaves.items() if is_image(leaf)}
 
     def without(self, place: str) -> dict[str, Any]:
-        """Return the inputs without the picture; inside of another value None stands for it."""
-        others = mapped(dict(self.values), lambda path, leaf: None if path == place else leaf)
-        return {name: value for name, value in others.items() if name != place}
+        """Return the inputs without the picture, images in the model's dtype; inside of another value None stands for the picture."""
+
+        def other(path: str, leaf: Any) -> Any:  # noqa: ANN401
+            return None if path == place else as_the_model(self.model, leaf) if is_image(leaf) else leaf
+
+        return {name: value for name, value in mapped(dict(self.values), other).items() if name != place}
 
     def notes(self, place: str) -> tuple[str, ...]:
         """Say which input is the picture, if there are several, and what was done to the others."""
         others = [f"{path} {shape_of(leaf)}" for path, leaf in self.images.items() if path != place]
         picture = place or next(iter(parameters_of(self.model)), "the first")
-        chosen = [f"the picture is the input {printable(picture)}; other images: {', '.join(map(printable, others))}"] if others else []
+        chosen = (
+            [f"the picture is the input {printable(picture)}; other images: {', '.join(map(printable, others))}"]
+            if others
+            else []
+        )
         return (*chosen, *(self._note(path, made) for path, made in self.photos.items() if path != place))
 
     def _note(self, path: str, made: Prepared) -> str:
@@ -72,7 +79,7 @@ class GivenInputs:
         return ", ".join(f"{printable(path)} {shape_of(leaf)}" for path, leaf in (self.images or self.leaves).items()) or "none"
 
 
-def given_inputs(inputs: Mapping[str | int, Any], model: nn.Module, how: Preprocessing) -> GivenInputs:
+def given_inputs(inputs: Mapping[Any, Any], model: nn.Module, how: Preprocessing) -> GivenInputs:
     """Return inputs by the names of the model's parameters, on its device, with their photos preprocessed.
 
     Raises:
@@ -84,8 +91,7 @@ def given_inputs(inputs: Mapping[str | int, Any], model: nn.Module, how: Preproc
     def ready(path: str, leaf: Any) -> Any:  # noqa: ANN401
         if not isinstance(leaf, Image.Image):
             return leaf.to(device) if isinstance(leaf, Tensor) else leaf
-        made = prepare_with([leaf], model, how)
-        photos[path] = replace(made, pixels=as_the_model(model, made.pixels))
+        photos[path] = prepare_with([leaf], model, how)
         return photos[path].pixels
 
     return GivenInputs(model, mapped(by_name(model, inputs), ready), photos)

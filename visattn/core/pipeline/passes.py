@@ -167,9 +167,8 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # n
             redirect_stdout(sys.stderr),
         ):  # stdout is for results, not for a model's own prints
             keyword = prepared.spec_of(model).keyword
-            if prepared.inputs:
-                return forward_calls.called(model, pixels, prepared.inputs, keyword)
-            return model(**{keyword: pixels}) if keyword else model(pixels)
+            plain = not keyword and not prepared.inputs
+            return model(pixels) if plain else forward_calls.called(model, pixels, prepared.inputs, keyword)
     except BaseException as error:
         if isinstance(error, (VisattnError, KeyboardInterrupt)):
             raise

@@ -13,7 +13,7 @@ from visattn._support.language import option, worded
 from visattn.core.families import cam_layer
 from visattn.core.methods import METHODS, Method
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.passes import Pass, Run, answer_of, one_pass, with_readout
+from visattn.core.pipeline.passes import Pass, Run, answer_of, as_the_model, one_pass, with_readout
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.targets import NoClasses, Target
 from visattn.errors import NoAttentionCaptured, OptionError
@@ -102,12 +102,14 @@ def _is_place(target: Target | None) -> bool:
 
 def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
     """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
-    _, channels, height, width = shape = tuple(prepared.pixels.shape)
+    _, channels, height, width = shape = prepared.pixels.shape
     inputs, keyword = prepared.inputs, prepared.spec_of(model).keyword
     name = cam_layer(model) or feature_maps_of.last_feature_map(model, channels, (height, width), inputs, keyword)
     if name is not None or not search:
         return name
-    return structure.before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
+    return structure.before_last_attention(
+        model, lambda: answer_of(model, as_the_model(model, prepared.pixels), prepared), (*shape, keyword)
+    )
 
 
 def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method, run: Run) -> tuple[Question, Pass]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ _CLOSE = 1e-4  # absolute and relative tolerance of outputs that are computed tw
 _inputs: OfStructure[str | None] = OfStructure()
 
 
-def before_last_attention(model: nn.Module, run: Callable[[], Any], shape: tuple[int, ...]) -> str | None:
+def before_last_attention(model: nn.Module, run: Callable[[], Any], about: Hashable) -> str | None:
     """Return the module whose output is the input of the last self-attention over the image, or None.
 
     This is the last layer in which every patch has a gradient, whichever token the head uses: in most transformers a normalization.
@@ -31,9 +31,9 @@ def before_last_attention(model: nn.Module, run: Callable[[], Any], shape: tuple
     Args:
         model: The model.
         run: Function that runs it once.
-        shape: Shape of the pixels; the answer is kept for each.
+        about: Shape of the pixels and the input that they are; the answer is kept for each.
     """
-    return _inputs.of(model, shape, lambda: _before_last_attention(model, run))
+    return _inputs.of(model, about, lambda: _before_last_attention(model, run))
 
 
 def _before_last_attention(model: nn.Module, run: Callable[[], Any]) -> str | None:

@@ -78,7 +78,7 @@ def prepare_tensor(
 
 @in_own_modes
 def prepare_inputs(
-    inputs: Mapping[str | int, Any],
+    inputs: Mapping[Any, Any],
     image: Any,  # noqa: ANN401
     model: nn.Module,
     how: Preprocessing,
@@ -106,11 +106,13 @@ def prepare_inputs(
     photo = None if image is None or picture is not None else read(image, how)
     own = None if photo is None else prepare_with([photo], model, how)
     place = input_pictures.place_of(given, own, picture)
-    if place in given.leaves:
+    if given.leaves.get(place) is not None:
         own = given.photos.get(place) or _shown_by(given.leaves[place], place, photo, own, model, how)
     assert own is not None  # noqa: S101 - else a place without a photo would have been refused
     spec = replace(own.spec_of(model), keyword=place)
-    return replace(own, pixels=own.pixels.detach().clone(), spec=spec, inputs=given.without(place)).with_notes(*given.notes(place))
+    return replace(own, pixels=own.pixels.detach().clone(), spec=spec, inputs=given.without(place)).with_notes(
+        *given.notes(place)
+    )
 
 
 def _shown_by(

@@ -12,6 +12,7 @@ from torch import Tensor
 from visattn._support.checks import one_of, shown
 from visattn._support.language import option, worded
 from visattn._support.modes import in_own_modes
+from visattn._support.reprs import in_runs
 from visattn._support.types import Fusion, Sinks
 from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.method import attention_method
@@ -98,7 +99,7 @@ def attention(
     notes: tuple[str, ...] = ()
     if layout.prefix:
         share = 1 - float(patches.sum() / stacked.sum())
-        notes = (f"{share:.0%} of the attention goes to the prefix tokens ({', '.join(layout.prefix)}) and is not drawn",)
+        notes = (f"{share:.0%} of the attention goes to the prefix tokens ({in_runs(layout.prefix)}) and is not drawn",)
     if any(record.operator.key_index is not None and bool((record.operator.key_index < 0).any()) for record in records):
         share = 1 - float(stacked.sum() / stacked[..., 0].numel())
         notes += (f"{share:.0%} of the attention goes to padding and is not drawn",)
