@@ -105,7 +105,8 @@ CASES: dict[str, Case] = {
     ),
 }
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], str]] = {
-    "two heads": (lambda y: (y, y), {}, "the model returned tuple. Pass a function of its output as target"),
+    "two heads": (lambda y: (y, y), {}, r"tuple with 0 \(1, 5\), 1 \(1, 5\). Pass a function of its output as target"),
+    "other keys": (lambda y: {"scores": y, "aux": {"loss": y.sum()}}, {}, r"dict with scores \(1, 5\), aux\.loss \(\)"),
     "one number": (lambda y: y[:, :1], {}, r"the model returned \(1, 1\). Explain its only output"),
     "whole numbers": (lambda y: y.round().long(), {}, "needs floating-point outputs"),
     "probability of a regression": (

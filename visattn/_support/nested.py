@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-__all__ = ["leaves", "mapped"]
+from visattn._support.checks import printable
 
+__all__ = ["described", "leaves", "mapped"]
+
+_MOST = 8  # parts in a message
 _DEEPEST = 20  # levels; a container may hold itself
 
 
@@ -28,6 +31,17 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: AN
         return
     for key, part in parts.items():
         yield from leaves(part, _joined(path, key))
+
+
+def described(value: Any) -> str:  # noqa: ANN401
+    """Return the type of a value and, of a container, the path and the shape or type of what is inside, as `dict with out (1, 10)`."""
+    inside = [f"{path} {_shape(leaf)}" for path, leaf in leaves(value) if path][: _MOST + 1]
+    more = ", …" * (len(inside) > _MOST)
+    return type(value).__name__ + (f" with {printable(', '.join(inside[:_MOST]))}{more}" if inside else "")
+
+
+def _shape(leaf: object) -> str:
+    return str(tuple(leaf.shape)) if hasattr(leaf, "shape") else type(leaf).__name__
 
 
 def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:  # noqa: ANN401

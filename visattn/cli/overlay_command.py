@@ -14,6 +14,7 @@ from visattn._support.files import is_folder
 from visattn._support.types import MapFormat
 from visattn._support.whole_files import check_outputs, check_png, result_names, write_whole
 from visattn.core.command_line.each import Each
+from visattn.core.command_line.input_options import input_files, input_options, inputs_of, with_photo
 from visattn.core.command_line.late import LateCommand, method_options
 from visattn.core.command_line.questions import kind_of, model_of, parameters, question_of
 from visattn.core.command_line.shared_options import (
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
 _TARGET = ("target", "versus", "target_space", "labels", "prompt", "task")
-_OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "method", "legend", "caption", *_TARGET)
+_OF_MODEL = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "inputs", "image")
+_OF_MODELS = (*_OF_MODEL, "method", "legend", "caption", *_TARGET)
 
 
 @click.command("overlay", cls=LateCommand, late=method_options, before="mass", spare=True)
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
+@input_options
 @explaining_options
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
@@ -73,6 +76,7 @@ def overlay_command(
     visattn overlay dog.jpg --method similarity --query pixel:120,80
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --target "tiger cat"
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --method gradcam --layer all
+    visattn overlay rgb.png --model net.py:build --image rgb --input depth=depth.npy
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
@@ -81,7 +85,7 @@ def overlay_command(
         return _draw_study(images, output, overwrite, as_json, quiet, options)
     targets = _targets(images, output, "map" if options["map_file"] else model_of(options) + kind_of(options))
     extra = _map_target(images, options)
-    check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
+    check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options), *input_files(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
     for i, photo in each.readable(images, options):
@@ -106,6 +110,7 @@ def _draw_study(
     """Draw each view of a study: the map that has the name of the method, or one that the recording gives."""
     if len(images) > 1 or options["map_file"] or options["save_map"]:
         raise OptionError("a study is drawn alone. Pass one .attn file, without other images, --map and --save-map.")
+    refuse_beside("a study", ("inputs", "image"))
     from visattn.core.drawing.pictures import to_png
 
     name, views = options["method"], views_of(images[0])
@@ -165,18 +170,23 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     from visattn.core.loading import load_model
     from visattn.core.maps import save_map
     from visattn.core.maps.map_formats import map_format
-    from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.inputs import prepare_with
+    from visattn.core.pipeline.preprocessing import Preprocessing
     from visattn.core.pipeline.running import explained
     from visattn.core.pipeline.stages import by_stages, stage_page
+    from visattn.core.pipeline.tensors import prepare_inputs
 
-    method = question.method
+    method, how, inputs = question.method, Preprocessing(**preparing(options)), inputs_of(options)
     every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
     if every:
         refuse_beside("--layer all", ("mass", "legend", "caption", "transparent", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
-        prepared = prepare(photo, model, **preparing(options))
+        if inputs is None:
+            prepared = prepare_with([photo], model, how)
+        else:
+            prepared = prepare_inputs(with_photo(inputs, photo, options["image"]), options["image"] or photo, model, how)
         if every:
             page = stage_page(by_stages(model, prepared, question, seed=options["seed"]), **style_of(options))
             return to_png(page), page.provenance, bytes

@@ -302,7 +302,7 @@ class Watch:
             return
         self.ended = True
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
+            answer = output.get("logits", output) if isinstance(output, Mapping) else getattr(output, "logits", output)
             known, readouts_fit = tracer.tape if tracer.known else None, self._asked(tracer)
             tape, place = tracer.finished(_tensors(answer)), self._description.place
             if place is None and self._partial is not None and not tracer.known:

@@ -64,7 +64,13 @@ class _Step(NamedTuple):
     made: Tensor
 
 
-def stages(model: nn.Module, channels: int, size: tuple[int, int]) -> list[str]:
+def stages(
+    model: nn.Module,
+    channels: int,
+    size: tuple[int, int],
+    inputs: Mapping[str, Any] = MappingProxyType({}),
+    keyword: str = "",
+) -> list[str]:
     """Return the names of the modules that output the last feature map of each size, from the first stage of a CNN to the last.
 
     A stage ends where a module makes the feature map smaller, unless it is a part of another that makes it so, as in a residual branch.
@@ -73,19 +79,23 @@ def stages(model: nn.Module, channels: int, size: tuple[int, int]) -> list[str]:
         model: Image model; it is not modified.
         channels: Channels of its input.
         size: Height and width of its input.
+        inputs: See `last_feature_map`.
+        keyword: See `last_feature_map`.
 
     Returns:
         The names; none if tokens follow the feature maps, their channels come last, or the model cannot run on the meta device.
     """
-    last = last_feature_map(model, channels, size)
+    last = last_feature_map(model, channels, size, inputs, keyword)
     steps: list[_Step] = []
+    others = mapped(dict(inputs), lambda _, leaf: _bare(leaf))
+    of_others = _computed_from_others(model, channels, size, others, keyword)
 
     def watch(name: str, call: int, _module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if isinstance(output, Tensor) and is_map(output, size):
+        if isinstance(output, Tensor) and is_map(output, size) and (name, call) not in of_others:
             given = args[0] if args and isinstance(args[0], Tensor) and is_map(args[0], size) else None
             steps.append(_Step(name, call, given, output))
 
-    counts = None if last is None else _dry_run(model, channels, size, watch)
+    counts = None if last is None else _dry_run(model, channels, size, watch, others, keyword)
     if last is None or counts is None:
         return []
     final = next((_size(step.made) for step in reversed(steps) if _called(step, counts) == last), None)

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from visattn._support import nested
 from visattn._support.checks import printable
 from visattn._support.language import option, worded
 from visattn.core.pipeline import prompts
@@ -119,7 +120,7 @@ def _numbers(output: Any) -> Tensor:  # noqa: ANN401
     if numbers is not None and numbers.ndim == 1:
         numbers = numbers[:, None]
     if numbers is None or numbers.ndim != 2 or not numbers.is_floating_point():
-        shape = type(output).__name__ if numbers is None else f"{tuple(numbers.shape)} of {numbers.dtype}"
+        shape = nested.described(output) if numbers is None else f"{tuple(numbers.shape)} of {numbers.dtype}"
         raise ShapeError(
             f"target output:N needs outputs (B, k) or (B,) of floating-point numbers, the model returned {shape}. "
             + worded("Pass a function of its output as target.", "Choose another target.")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from visattn._support import nested
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import worded
 from visattn.core.geometry import Box
@@ -118,7 +119,7 @@ def _dense(output: Any) -> Tensor:  # noqa: ANN401
     if dense is not None and dense.ndim == 3:
         dense = dense[:, None]
     if dense is None or dense.ndim != 4:
-        shape = tuple(dense.shape) if dense is not None else type(output).__name__
+        shape = tuple(dense.shape) if dense is not None else nested.described(output)
         raise OptionError(
             f"this target needs a dense output (B, classes, h, w), the model returned {shape}. "
             + worded("Pass a function of it.", "Choose another target.")

@@ -86,7 +86,8 @@ def by_stages(
         able = ", ".join(name for name, method in METHODS.items() if "cam layer" in method.needs)
         raise OptionError(f"method '{question.name}' does not read the feature maps of a layer. Methods that do: {able}.")
     _, channels, height, width = prepared.pixels.shape
-    names = list(layers) or stages(model, channels, (height, width))
+    keyword = prepared.spec_of(model).keyword
+    names = list(layers) or stages(model, channels, (height, width), prepared.inputs, keyword)
     if not names:
         raise OptionError(
             f"{type(model).__name__}: the stages of a CNN were not found. Name "

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
+from visattn._support.faces import Later
 from visattn._support.files import is_file, regular
 from visattn._support.language import option, worded
 from visattn._support.notes import note
@@ -20,6 +21,11 @@ from visattn._support.types import Space, Task
 from visattn.core.families.timm import imagenet_classes
 from visattn.core.pipeline.outputs import Meaning, tensor_of
 from visattn.errors import OptionError, ShapeError
+
+if TYPE_CHECKING:
+    from visattn._support import nested
+else:
+    nested = Later("visattn._support.nested")
 
 __all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "read_labels"]
 
@@ -120,7 +126,7 @@ class Target:
             return ResolvedTarget(of, (named,))
         few = 1 if self.of is not None or self.task is not None else 2  # a single output is explained if it is asked for
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < few:
-            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            shape = tuple(output.shape) if isinstance(output, Tensor) else nested.described(output)
             is_single = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
             advice = f"Explain its only output: {option('target', '0')}." if is_single else _without_class()
             raise NoClasses(f"a class target needs outputs (B, classes), the model returned {shape}. {advice}")
