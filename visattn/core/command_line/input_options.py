@@ -32,7 +32,7 @@ def input_options(command: F) -> F:
         "inputs",
         multiple=True,
         metavar="NAME=FILE",
-        help="Another input: numbers as the model takes them (.npy, .json, or .csv: rows of floats), or a photo, preprocessed as IMAGES are.",
+        help="Another input: numbers as the model takes them (.npy, .json, or rows of floats in .csv), or a photo, prepared as IMAGES are.",
     )
     return place(given(command))
 
@@ -109,7 +109,7 @@ def _read(file: str, options: Mapping[str, Any]) -> Tensor | Image.Image:
     except OSError as error:
         raise OptionError(unreadable(error, Path(file))) from error
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise OptionError(f"{printable(file)}: holds no array of numbers ({first_line(error)}).") from error
+        raise OptionError(f"{printable(file)}: holds no array of numbers ({first_line(error).rstrip('.')}).") from error
 
 
 def _tensor(numbers: np.ndarray[Any, Any]) -> Tensor:

@@ -167,7 +167,11 @@ def _check_names(model: nn.Module, inputs: Mapping[str, Any], parameters: Mappin
 
 
 def _listed(parameters: Mapping[str, Parameter]) -> str:
-    return f"Its inputs: {', '.join(map(str, parameters.values()))}." if parameters else "It states no names of its inputs."
+    names = [f"{_STARS.get(parameter.kind, '')}{name}" for name, parameter in parameters.items()]
+    return f"Its inputs: {', '.join(names)}." if names else "It states no names of its inputs."
+
+
+_STARS = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
 def _copies(value: Any, count: int) -> Any:  # noqa: ANN401

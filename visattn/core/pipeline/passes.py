@@ -30,9 +30,11 @@ from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 
 if TYPE_CHECKING:
+    from visattn._support import nested
     from visattn.core.families import forward_calls
     from visattn.core.pipeline import structure
 else:
+    nested = Later("visattn._support.nested")
     forward_calls, structure = Later("visattn.core.families.forward_calls"), Later(f"{__package__}.structure")
 
 __all__ = ["Pass", "answer_of", "look", "one_pass", "with_readout"]
@@ -187,7 +189,7 @@ def _remedy_of_inference(model: nn.Module, prepared: Prepared) -> str:
     under = "made under torch.inference_mode, through which PyTorch takes no gradient"
     if any(tensor.is_inference() for tensor in chain(model.parameters(), model.buffers())):
         return f"The model holds tensors that were {under}. Copy the model outside of it: copy.deepcopy(model)."
-    for name, value in prepared.inputs.items():
+    for name, value in nested.leaves(prepared.inputs):
         if isinstance(value, Tensor) and value.is_inference():
             return f"The input {name} was {under}. Pass {name}.clone() instead."
     return f"It uses a tensor {under}. Make it outside of it."
@@ -197,6 +199,8 @@ def _remedy(model: nn.Module, prepared: Prepared, error: BaseException) -> str:
     if "input_ids" in _parameters(model) and "input_ids" not in prepared.inputs:
         words = worded('inputs=processor(text="...", images=photo, return_tensors="pt")', "--prompt TEXT")
         return f"The model also reads words. Pass them: {words}."
+    if prepared.inputs:
+        return f"Its other inputs are a {nested.described(dict(prepared.inputs))}. Check their shapes and types."
     sizes = prepared.preprocessing.get("size", {})
     if sizes.get("source") == "assumed" and not isinstance(error, (TypeError, AttributeError, LookupError, NameError)):
         size = worded("img_size=(height, width)", "--img-size HxW")
