@@ -180,7 +180,12 @@ def test_what_may_be_the_picture_is_listed(image: str | None) -> None:
         ("left", {0: LEFT, "left": LEFT}, OptionError, "left is given twice"),
         ("lefft", {"left": LEFT, "right": RIGHT}, OptionError, r"'lefft' is no input and no file. Inputs: left"),
         ("lefft.png", {"left": LEFT, "right": RIGHT}, ImageError, r"lefft\.png: no such file"),
-        ("left", {"left": LEFT.expand(2, -1, -1, -1), "right": RIGHT}, ShapeError, r"left must be one image .* got \(2, 3, 32, 32\)"),
+        (
+            "left",
+            {"left": LEFT.expand(2, -1, -1, -1), "right": RIGHT},
+            ShapeError,
+            r"left must be one image .* got \(2, 3, 32, 32\)",
+        ),
         ("left", {"left": LEFT, "right": RIGHT[:, :1]}, ModelError, r"of_right\.0 .*right \(1, 1, 32, 32\)"),
         ("photo:chelsea", {}, OptionError, "inputs left, right is the photo, and the others are missing"),
     ],
@@ -194,13 +199,14 @@ def test_a_photo_goes_where_an_input_is_missing() -> None:
     photo = visattn.load_image("photo:chelsea")
     how = Preprocessing(img_size=32)
     own = visattn.prepare(photo, Named(), img_size=32).pixels
-    for model, inputs, place in [
+    cases: list[tuple[nn.Module, dict[Any, Any], str | None]] = [
         (Named(), {"left": RIGHT}, "right"),
         (Named(), {1: own}, ""),  # the other picture may show the same
         (OfViews(), {0: RIGHT}, None),
         (OfViews(), {1: RIGHT}, "views.0"),
         (OfDictionary(), {"batch": {"left": RIGHT, "right": own}}, "batch.right"),  # these pixels are those of the photo
-    ]:
+    ]
+    for model, inputs, place in cases:
         if place is None:  # a function of any number of arguments lacks none
             with pytest.raises(OptionError, match="the only one that may be the photo"):
                 prepare_inputs(inputs, photo, model, how)

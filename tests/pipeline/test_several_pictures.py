@@ -85,7 +85,7 @@ class Tracker(nn.Module):
     def forward(self, template: Tensor, search: Tensor) -> Tensor:
         parts = [self.tokens(template), self.tokens(search)]
         tokens = torch.cat(parts[::-1] if self.search_first else parts, 1)
-        q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in self.qkv(self.norm(tokens)).chunk(3, -1))  # type: ignore[no-untyped-call]
+        q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in self.qkv(self.norm(tokens)).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         count = parts[1].shape[1]
         read = mixed[:, :count] if self.search_first else mixed[:, -count:]
@@ -116,12 +116,15 @@ def rows_by_hand(model: Tracker, template: Tensor, search: Tensor, queries: list
 @pytest.mark.parametrize("template_side", [16, 32])
 def test_rows_of_one_sequence_are_told_apart(search_first: bool, template_side: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    template, search = torch.rand(1, 3, template_side, template_side, generator=generator), torch.rand(1, 3, 32, 32, generator=generator)
+    template, search = (
+        torch.rand(1, 3, template_side, template_side, generator=generator),
+        torch.rand(1, 3, 32, 32, generator=generator),
+    )
     model, inputs = Tracker(search_first=search_first).eval(), {"search": search, "template": template}
     for queries, asked in [(list(range(16)), {}), ([6], {"template": "foreign6", "search": "patch:1,2"})]:
         expected = dict(zip(("template", "search"), rows_by_hand(model, template, search, queries), strict=True))
         for picture, row in expected.items():
-            query = {"query": asked[picture]} if asked else {}
+            query: dict[str, Any] = {"query": asked[picture]} if asked else {}
             made = visattn.explain(model, picture, method="attention", fusion="mean", inputs=inputs, **query)
             assert np.allclose(made.map.numpy().ravel(), row, atol=1e-6)
 
@@ -149,7 +152,7 @@ def test_a_figure_has_one_scale(tmp_path: Path) -> None:
     visattn.picture_page(made, panel=64, opacity=1.0).save(file)
     values = np.concatenate([explanation.map.numpy().ravel() for explanation in made.values()])
     with Image.open(file) as drawn:
-        page, facts = np.asarray(drawn.convert("RGB")).astype(int), json.loads(drawn.info["visattn"])  # type: ignore[attr-defined]
+        page, facts = np.asarray(drawn.convert("RGB")).astype(int), json.loads(drawn.info["visattn"])
     assert facts["value_range"] == pytest.approx([values.min(), values.max()])
     assert list(facts["drawing"]["pictures"]) == list(photos)
     corners = [(y, x) for y in range(len(page) - 64) for x in range(page.shape[1] - 64) if is_panel(page[y : y + 64, x : x + 64])]
@@ -171,9 +174,13 @@ def is_panel(part: NDArray[Any]) -> bool:
 
 def test_maps_of_several_methods_have_no_common_scale() -> None:
     photos = {"template": index_picture(0), "search": index_picture(200)}
+    asked: dict[str, dict[str, Any]] = {
+        "template": {"method": "attention", "fusion": "mean"},
+        "search": {"method": "gradcam", "layer": "norm"},
+    }
     one, other = (
-        visattn.explain_pictures(Tracker().eval(), photos, [name], method=method, img_size=SIDE, **options)[name]
-        for name, method, options in [("template", "attention", {"fusion": "mean"}), ("search", "gradcam", {"layer": "norm"})]
+        visattn.explain_pictures(Tracker().eval(), photos, [name], img_size=SIDE, **options)[name]
+        for name, options in asked.items()
     )
     with pytest.raises(OptionError, match="template by attention, search by gradcam"):
         visattn.picture_page({"template": one, "search": other})

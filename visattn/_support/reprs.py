@@ -47,7 +47,7 @@ def in_runs(names: Sequence[str], between: str = ", ") -> str:
     last = "", -1
     for name in names:
         stem = name.rstrip("0123456789")
-        if (this := (stem, int(name[len(stem) :] or -1))) == (last[0], last[1] + 1):
+        if (this := (stem, int(name[len(stem) :] or -1))) == (last[0], last[1] + 1) and runs:
             runs[-1].append(name)
         else:
             runs.append([name])

@@ -23,7 +23,8 @@ def note(quiet: bool, *lines: str) -> None:
 
 def describe(quiet: bool, provenance: Provenance) -> None:
     """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr."""
-    parameters = ", ".join(f"{name} {in_runs(str(value).split('+'), '+')}" for name, value in provenance.parameters.items())
+    shown = {name: in_runs(str(value).split("+"), "+") for name, value in provenance.parameters.items()}
+    parameters = ", ".join(f"{name} {value}" for name, value in shown.items())
     note(
         quiet,
         f"{provenance.image}: {provenance.method} ({parameters})",

@@ -171,7 +171,7 @@ def _listed(parameters: Mapping[str, Parameter]) -> str:
     return f"Its inputs: {', '.join(names)}." if names else "It states no names of its inputs."
 
 
-_STARS = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+_STARS: Mapping[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 
 
 def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
