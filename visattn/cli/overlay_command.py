@@ -14,7 +14,7 @@ from visattn._support.files import is_folder
 from visattn._support.types import MapFormat
 from visattn._support.whole_files import check_outputs, check_png, result_names, write_whole
 from visattn.core.command_line.each import Each
-from visattn.core.command_line.input_options import input_files, input_options, inputs_of, with_photo
+from visattn.core.command_line.input_options import input_options, inputs_of, with_photo
 from visattn.core.command_line.late import LateCommand, method_options
 from visattn.core.command_line.questions import kind_of, model_of, parameters, question_of
 from visattn.core.command_line.shared_options import (
@@ -85,7 +85,7 @@ def overlay_command(
         return _draw_study(images, output, overwrite, as_json, quiet, options)
     targets = _targets(images, output, "map" if options["map_file"] else model_of(options) + kind_of(options))
     extra = _map_target(images, options)
-    check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options), *input_files(options)])
+    check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
     for i, photo in each.readable(images, options):
@@ -176,7 +176,8 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     from visattn.core.pipeline.stages import by_stages, stage_page
     from visattn.core.pipeline.tensors import prepare_inputs
 
-    method, how, inputs = question.method, Preprocessing(**preparing(options)), inputs_of(options)
+    method, how = question.method, Preprocessing(**preparing(options))
+    inputs = inputs_of(options) if options["inputs"] or options["image"] else None
     every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
     if every:
         refuse_beside("--layer all", ("mass", "legend", "caption", "transparent", "save_map"))

@@ -339,10 +339,12 @@ def _roles(parts: Parts) -> tuple[list[int], list[int]]:
 
 def _pixels(inputs: Sequence[tuple[object, Tensor]]) -> Tensor | None:
     """Return the images `(B, C, H, W)` or clips `(B, T, C, H, W)` among the inputs; one that was chosen or is named so comes first."""
+    picture = PICTURE.get()
+    if picture is not None and any(x is picture for _, x in inputs):
+        return picture
     candidates = [(name, x) for name, x in inputs if x.ndim in (4, 5) and x.is_floating_point()]
-    chosen = [x for _, x in candidates if x is PICTURE.get()]
     named = [x for name, x in candidates if _IMAGES.search(str(name))]
-    return next(iter((*chosen, *named, *(x for _, x in candidates))), None)
+    return next(iter((*named, *(x for _, x in candidates))), None)
 
 
 def _packed(inputs: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:

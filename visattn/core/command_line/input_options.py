@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-__all__ = ["input_files", "input_options", "inputs_of", "with_photo"]
+__all__ = ["input_options", "inputs_of", "with_photo"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,20 +37,13 @@ def input_options(command: F) -> F:
     return place(given(command))
 
 
-def input_files(options: Mapping[str, Any]) -> list[Path]:
-    """Return the files of the other inputs, which no output may replace."""
-    return [Path(file) for _, file in map(_parted, options["inputs"])]
-
-
-def inputs_of(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the other inputs by name, those with dots inside of dictionaries and lists; None if there are none and no name of the images.
+def inputs_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the other inputs; return them by name.
 
     Raises:
         OptionError: If a file cannot be read, or a name is malformed or given twice.
         ImageError: If a photo cannot be read.
     """
-    if not options["inputs"] and options["image"] is None:
-        return None
     given: dict[str, Any] = {}
     for name, file in map(_parted, options["inputs"]):
         if name in given or name == options["image"]:

@@ -110,6 +110,7 @@ def files_read(options: dict[str, Any]) -> list[Path]:
     model, weights = str(options.get("model") or ""), str(options.get("weights") or "auto")
     named = [model.rpartition(":")[0]] if ".py:" in model else []
     named += [weights] if weights not in ("auto", "none") else []
+    named += [file for _, _, file in (given.partition("=") for given in options.get("inputs", ())) if file]
     files = "labels", "map_file", "masks", "texts", "compare_weights"
     return [Path(name) for name in named] + [Path(options[name]) for name in files if options.get(name)]
 

@@ -23,8 +23,9 @@ def note(quiet: bool, *lines: str) -> None:
 
 def describe(quiet: bool, provenance: Provenance) -> None:
     """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr."""
-    shown = {name: in_runs(str(value).split("+"), "+") for name, value in provenance.parameters.items()}
-    parameters = ", ".join(f"{name} {value}" for name, value in shown.items())
+    given = provenance.parameters
+    given = given | {"query": in_runs(given["query"].split("+"), "+")} if "+" in str(given.get("query")) else given
+    parameters = ", ".join(f"{name} {value}" for name, value in given.items())
     note(
         quiet,
         f"{provenance.image}: {provenance.method} ({parameters})",

@@ -139,7 +139,7 @@ def own_maps(model: nn.Module, prepared: Prepared) -> list[str]:
         if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
             maps[name] = output
 
-    with evaluating(model, frozen=True), torch.enable_grad(), module_hooks(model, after=watch):
+    with evaluating(model, frozen=True), torch.set_grad_enabled(bool(prepared.inputs)), module_hooks(model, after=watch):
         pixels, others, given = _with_graph(model, prepared)
         answer_of(model, pixels, given)
     return [name for name, output in maps.items() if _is_of_one_image(output, pixels, others)]

@@ -59,7 +59,7 @@ def explain(
     Args:
         model: Name of a timm model, or a model.
         image: PIL image, array, tensor, or a source of `load_image`. A model with other than one or three input channels needs an array
-            `(H, W, C)` or `(C, H, W)`. With `inputs` it may be the name of the one that is the picture.
+            `(H, W, C)` or `(C, H, W)`. With `inputs` it may be the path of the one that is the picture, such as `rgb` or `batch.rgb`.
         method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
             can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
             Grad-CAM if a target is given.
@@ -70,8 +70,11 @@ def explain(
             class-specific methods only.
         pixels: Input `(1, C, H, W)` that is ready for the model, in place of the preprocessing. `image` is then the picture that they show
             as a whole; without it, the pixels are shown with their normalization undone.
-        inputs: Inputs of the model by name, such as words, or all that a processor of transformers returns. Pixels among them must be
-            those of the photo: what the model's own preprocessing makes of it, or an input that shows the photo as a whole.
+        inputs: Inputs of the model by name or by position from 0, such as `{"table": row}` or `{1: row}`, or all that a processor of
+            transformers returns. Tensors may lie inside of lists, tuples, dictionaries and dataclasses; a path joins names, keys and places
+            by dots: `views.1`. Photos (PIL images) are preprocessed. A photo that is given as `image` goes where an input is missing; if
+            none is, pixels among the inputs must be those of the photo: what the model's own preprocessing makes of it, or an input that
+            shows the photo as a whole.
         weights: See `load_model`; only if `model` is a name.
         seed: Seed of methods that draw samples, of models that draw in their forward pass and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
