@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests.conftest import Figures
+from tests.nn import official_blocks as official
 from tests.nn.golden import image, maps, tokens, waves
 from visattn import nn as ours
 from visattn.errors import OptionError, WeightsError
@@ -72,6 +73,17 @@ def attended(module: Any, x: Tensor) -> Tensor:
     return module(x, x, x)[0]  # type: ignore[no-any-return]
 
 
+def non_local_cases(theirs: str, variant: Any, pools: bool) -> list[Case]:
+    return [
+        live(
+            official.NonLocalBlock(32, theirs, pools=pools, norm=norm),
+            partial(ours.NonLocal, 32, variant=variant, pool=pools, norm=norm),
+            maps(),
+        )
+        for norm in (True, False)
+    ]
+
+
 PROOFS: dict[str, Callable[[], list[Case]]] = {
     "attention-module.CBAM": lambda: [of_authors("attention_module", "cbam", lambda: ours.CBAM(32), maps(5))],
     "attention-module.BAM": lambda: [of_authors("attention_module", "bam", lambda: ours.BAM(32), maps(5))],
@@ -109,6 +121,25 @@ PROOFS: dict[str, Callable[[], list[Case]]] = {
     "timm.GlobalContext(fuse_scale)": lambda: [
         live(global_context.GlobalContext(32), lambda: ours.GlobalContext(32, 8, fusion="scale", eps=1e-6), maps())
     ],
+    "GCNet.ContextBlock(channel_add)": lambda: [
+        live(official.ContextBlock(32, 8, adds=True), lambda: ours.GlobalContext(32, width=8), maps())
+    ],
+    "GCNet.ContextBlock(channel_mul)": lambda: [
+        live(official.ContextBlock(32, 8, adds=False), lambda: ours.GlobalContext(32, width=8, fusion="scale"), maps())
+    ],
+    "segmentation_models_pytorch.SCSEModule": lambda: [
+        live(official.SmpSCSE(32, 2), lambda: ours.SCSE(32, width=2, fusion="add"), maps())
+    ],
+    "squeeze_and_excitation.ChannelSpatialSELayer": lambda: [live(official.AuthorsSCSE(32), lambda: ours.SCSE(32), maps())],
+    "triplet-attention.TripletAttention": lambda: [
+        live(theirs, lambda: ours.TripletAttention(32), maps())
+        for theirs in (official.Triplet(), official.Triplet(("ChannelGateH", "ChannelGateW", "SpatialGate"), "spatial"))
+    ],
+    **{
+        f"Non-local_pytorch.{theirs}(sub_sample={pools})": partial(non_local_cases, theirs, variant, pools)
+        for theirs, variant in (("embedded_gaussian", "embedded_gaussian"), ("dot_product", "dot"), ("gaussian", "gaussian"))
+        for pools in (True, False)
+    },
     "timm.NonLocalAttn(use_scale=True)": lambda: [
         live(non_local_attn.NonLocalAttn(32), lambda: ours.NonLocal(32, width=8, scale="channels"), maps())
     ],
@@ -182,7 +213,10 @@ def test_a_checkpoint_of_other_code_loads_and_gives_the_output_of_that_code(name
         assert difference(given_to(build(), x), expected) > 1e-3, "it shows nothing: other numbers give the same"
 
 
-@pytest.mark.parametrize("name", [name for name in PROOFS if "NonLocal" not in name and "SelectiveKernel" not in name])
+SHARED = "NonLocal", "SelectiveKernel", "embedded_gaussian", "dot_product"  # names that say nothing of an option
+
+
+@pytest.mark.parametrize("name", [name for name in PROOFS if not any(part in name for part in SHARED)])
 def test_layout_is_found_from_names_and_shapes(name: str) -> None:
     for build, state, x, expected in PROOFS[name]():
         module = build()
@@ -218,6 +252,14 @@ def test_an_ambiguous_layout_must_be_given(name: str) -> None:
         load_checkpoint(module, theirs.state_dict())
 
 
+@pytest.mark.parametrize("pools", [True, False])
+def test_names_of_a_non_local_block_tell_pooling_but_not_its_similarity(pools: bool) -> None:
+    theirs = official.NonLocalBlock(32, "embedded_gaussian", pools=pools)
+    both = rf"embedded_gaussian\(sub_sample={pools}\) and Non-local_pytorch\.dot_product\(sub_sample={pools}\)\. Pass layout="
+    with pytest.raises(WeightsError, match=both):
+        load_checkpoint(ours.NonLocal(32, pool=pools), theirs.state_dict())
+
+
 OTHERWISE: dict[str, tuple[nn.Module, Callable[[], State], str | None, str]] = {
     "CBAM": (ours.CBAM(32, variant="paper"), lambda: recorded("attention_module", "cbam")[0], None, r'variant="official"'),
     "BAM": (ours.BAM(32, variant="paper"), lambda: recorded("attention_module", "bam")[0], None, r'variant="official"'),
@@ -239,6 +281,31 @@ OTHERWISE: dict[str, tuple[nn.Module, Callable[[], State], str | None, str]] = {
         lambda: dict(non_local_attn.NonLocalAttn(32).state_dict()),
         "timm.NonLocalAttn(use_scale=True)",
         'scale="channels"',
+    ),
+    "sum": (
+        ours.SCSE(32, width=2),
+        lambda: dict(official.SmpSCSE(32, 2).state_dict()),
+        None,
+        'fusion="add"',
+    ),
+    "maximum": (ours.SCSE(32, fusion="add"), lambda: dict(official.AuthorsSCSE(32).state_dict()), None, 'fusion="max"'),
+    "added": (
+        ours.GlobalContext(32, width=8, fusion="scale"),
+        lambda: dict(official.ContextBlock(32, 8, adds=True).state_dict()),
+        None,
+        'fusion="add"',
+    ),
+    "similarity": (
+        ours.NonLocal(32),
+        lambda: dict(official.NonLocalBlock(32, "dot_product", pools=False).state_dict()),
+        "Non-local_pytorch.dot_product(sub_sample=False)",
+        'variant="dot"',
+    ),
+    "pooled": (
+        ours.NonLocal(32),
+        lambda: dict(official.NonLocalBlock(32, "embedded_gaussian", pools=True).state_dict()),
+        "Non-local_pytorch.embedded_gaussian(sub_sample=True)",
+        "pool=True",
     ),
     "pool": (
         ours.NonLocal(32, width=8, pool=True),
@@ -307,6 +374,24 @@ WRONG: dict[str, tuple[nn.Module, Callable[[], Any], str]] = {
         ours.MultiHeadAttention(32, 4),
         lambda: nn.MultiheadAttention(32, 4, kdim=16).state_dict(),
         r"1 missing: qkv\.weight; 3 unexpected: q_proj_weight, k_proj_weight, v_proj_weight",
+    ),
+    "two fusions": (
+        ours.GlobalContext(32, width=8),
+        lambda: {
+            **official.ContextBlock(32, 8, adds=True).state_dict(),
+            **official.ContextBlock(32, 8, adds=False).state_dict(),
+        },
+        r"6 unexpected: channel_mul_conv\.0\.weight",
+    ),
+    "mean instead of attention": (
+        ours.GlobalContext(32, width=8),
+        lambda: {key: value for key, value in official.ContextBlock(32, 8, adds=True).state_dict().items() if "mask" not in key},
+        r"2 missing: score\.weight, score\.bias",
+    ),
+    "two of three gates": (
+        ours.TripletAttention(32),
+        lambda: official.Triplet(("cw", "hc")).state_dict(),  # type: ignore[arg-type]
+        r"missing: convs\.0\.weight",
     ),
     "another window": (
         ours.WindowAttention(32, 4),

@@ -15,6 +15,8 @@ from visattn.nn.channel.sk import SelectiveKernel
 from visattn.nn.spatial.bam import BAM
 from visattn.nn.spatial.cbam import CBAM
 from visattn.nn.spatial.coordinate import CoordinateAttention
+from visattn.nn.spatial.scse import SCSE
+from visattn.nn.spatial.triplet import TripletAttention
 from visattn.nn.tokens.class_attention import ClassAttention
 from visattn.nn.tokens.cross_covariance import CrossCovarianceAttention
 from visattn.nn.tokens.multi_head import MultiHeadAttention
@@ -39,7 +41,7 @@ class Layout:
         change: Conversion of a tensor whose values are in another order: from our module, our name and the tensor to our tensor.
         note: Further requirements, for the table in the documentation.
         lacks: Reason why none of our options computes the same as theirs; empty if one does.
-        told: Check, for a class with `lacks`, whether tensors under our names belong to it and not to a class that loads.
+        told: Check, for names that several classes share, whether tensors under our names may belong to this one.
     """
 
     name: str
@@ -71,6 +73,11 @@ _TIMM_NON_LOCAL_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
     "pool=False": lambda module: not module.pool,
 }
 _TIMM_EPS: Mapping[str, Callable[[Any], bool]] = {"eps=1e-6": lambda module: module.norm.eps == 1e-6}
+_TRIPLET = {  # of the module in the repository, and of its ImageNet networks
+    rf"{theirs}\.(?:conv|spatial)\.{part}\.": f"{ours}.{axis}."
+    for axis, theirs in enumerate(("(?:hw|SpatialGate)", "(?:cw|ChannelGateH)", "(?:hc|ChannelGateW)"))
+    for part, ours in (("conv", "convs"), ("bn", "norms"))
+}
 
 
 def _exchanged(module: CBAM, name: str, tensor: Tensor) -> Tensor:
@@ -82,6 +89,36 @@ def _split(module: SelectiveKernel, tensors: Mapping[str, Tensor]) -> bool:
     """Check whether each branch may get only a share of the channels."""
     inputs, branches = tensors["convs.0.weight"].shape[1], len(module.convs)
     return module.channels % (inputs * branches) == 0
+
+
+def _context_block(fusion: str, theirs: str) -> Layout:
+    """Return the layout of GCNet's block with one of its two fusions."""
+    names = {
+        r"conv_mask\.": "score.",
+        **{rf"{theirs}_conv\.{at}\.": f"{ours}." for at, ours in ((0, "fc1"), (1, "norm"), (3, "fc2"))},
+    }
+    options = {f'fusion="{fusion}"': lambda module: module.fusion == fusion, "eps=1e-5": lambda module: module.norm.eps == 1e-5}
+    note = "the same width; not its `avg` pooling, and not both of its fusions"
+    return Layout(f"GCNet.ContextBlock({theirs})", GlobalContext, names, options, note=note)
+
+
+def _non_local_block(theirs: str, variant: str, *, pool: bool) -> Layout:
+    """Return the layout of `NONLocalBlock2D` in one of its files. Max pooling is the second part of an `nn.Sequential`."""
+    pooled = r"\.0\." if pool else r"\.(?=weight|bias)"
+    names = {r"theta\.": "query.", f"phi{pooled}": "key.", f"g{pooled}": "value.", r"W\.0\.": "output.", r"W\.1\.": "norm."}
+    embedded = variant != "gaussian"
+    return Layout(
+        f"Non-local_pytorch.{theirs}(sub_sample={pool})",
+        NonLocal,
+        {**names, r"W\.(?=weight|bias)": "output."},
+        {
+            f'variant="{variant}"': lambda module: module.variant == variant,
+            f"pool={pool}": lambda module: module.pool is pool,
+            "scale=None": lambda module: module.scale == 1,
+        },
+        note="`norm=False` for its `bn_layer=False`",
+        told=lambda _module, tensors: ("query.weight" in tensors) is embedded,
+    )
 
 
 LAYOUTS: tuple[Layout, ...] = (
@@ -155,6 +192,28 @@ LAYOUTS: tuple[Layout, ...] = (
         GlobalContext,
         {r"conv_attn\.": "score.", r"mlp_scale\.": ""},
         {'fusion="scale"': lambda module: module.fusion == "scale", **_TIMM_EPS},
+    ),
+    _context_block("add", "channel_add"),
+    _context_block("scale", "channel_mul"),
+    Layout(
+        "segmentation_models_pytorch.SCSEModule",
+        SCSE,
+        {r"cSE\.1\.": "fc1.", r"cSE\.3\.": "fc2.", r"sSE\.0\.": "conv."},
+        {'fusion="add"': lambda module: module.fusion == "add"},
+        note="the same width",
+    ),
+    Layout(
+        "squeeze_and_excitation.ChannelSpatialSELayer",
+        SCSE,
+        {r"cSE\.fc": "fc", r"sSE\.conv\.": "conv."},
+        {'fusion="max"': lambda module: module.fusion == "max"},
+        note="linear layers become 1 x 1 convolutions",
+    ),
+    Layout("triplet-attention.TripletAttention", TripletAttention, _TRIPLET, note="not its `no_spatial`"),
+    *(
+        _non_local_block(theirs, variant, pool=pool)
+        for theirs, variant in (("embedded_gaussian", "embedded_gaussian"), ("dot_product", "dot"), ("gaussian", "gaussian"))
+        for pool in (True, False)
     ),
     Layout(
         "timm.NonLocalAttn(use_scale=True)",

@@ -205,10 +205,8 @@ def _readings(part: nn.Module, held: Mapping[str, Tensor]) -> list[_Reading]:
         tensors = {ours: _shaped(layout.change(part, ours, held[key]), own[ours]) for key, ours in names.items() if ours in own}
         lacking = [name for name in own if name not in tensors and not name.endswith(_COUNTS)]
         gap = len(lacking) + len(held) - len(names)
-        if layout.lacks:
-            fits = not gap and layout.told(part, tensors)
-        else:
-            fits = not gap and all(tensor.shape == own[name].shape for name, tensor in tensors.items())
+        have_our_shapes = bool(layout.lacks) or all(tensor.shape == own[name].shape for name, tensor in tensors.items())
+        fits = not gap and have_our_shapes and layout.told(part, tensors)
         found.append(_Reading(layout, names, tensors, gap, len(lacking), fits))
     return found
 
