@@ -1,4 +1,4 @@
-"""Edits of the weights of small layers, gates that modules compute, and numbers of a recording that are not finite."""
+"""Edits of the weights of small layers, and numbers of a recording that are not finite."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from tests import tiny
 from tests.capturing.watched import Layer, Model, image, tokens
-from visattn.core.capturing import measured_gates
 from visattn.core.capturing.description import ModelDescription
 from visattn.core.capturing.finite import _operands, check_finite
-from visattn.core.capturing.hooks import ModuleCalls
 from visattn.core.capturing.interventions import _edited, intervene, masked, scaled
 from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.operators import MatrixOperator, SampledOperator, SoftmaxOperator
@@ -133,103 +131,6 @@ def test_weights_of_points_or_of_unknown_tokens_are_not_edited() -> None:
     lost: Any = SimpleNamespace(kind="self", reason="lost", why="its tokens are mixed")
     with pytest.raises(LayoutError, match=r"^attn: its tokens are mixed, so"):
         _edited("attn", 0, call, lost, None, [])
-
-
-# --- gates of modules
-
-
-class Gate(nn.Module):
-    """Module that multiplies its input by a gate that one of its parts computes."""
-
-    def __init__(self, part: Any, times: int = 1) -> None:
-        super().__init__()
-        self.part, self.times = Layer(part), times
-
-    def forward(self, x: Tensor) -> Tensor:
-        gates = torch.stack([self.part(x) for _ in range(self.times)])
-        return x * gates.sum(0)
-
-
-def heard(module: nn.Module, *given: Any, told: list[nn.Module] | None = None, around: Any = None) -> list[Any]:
-    """Run a module and return its gates."""
-    calls, gates = ModuleCalls(), []
-    measured_gates.hang(calls, module, lambda *gate: gates.append(gate), told if told is not None else [])
-    with calls.watched():
-        calls.follow()
-        for x in given:
-            (around or module)(x)
-    return gates
-
-
-def of_channels(x: Tensor) -> Tensor:
-    return x.mean((2, 3), keepdim=True).sigmoid()
-
-
-def of_places(x: Tensor) -> Tensor:
-    return x.mean(1, keepdim=True).sigmoid()
-
-
-@pytest.mark.parametrize(
-    ("part", "role", "shape"), [(of_channels, "channel_gate", (2, 3)), (of_places, "spatial_gate", (2, 1, 2, 3))]
-)
-@pytest.mark.parametrize("times", [1, 2])
-def test_gate_of_a_module_is_told(part: Any, role: str, shape: tuple[int, ...], times: int) -> None:
-    module, x = Gate(part, times), image()
-    ((owner, told_role, gate, output),) = heard(module, x)
-    assert (owner is module, told_role, tuple(gate.shape)) == (True, role, shape)
-    assert torch.allclose(gate, part(x).reshape(shape) * times)
-    assert torch.equal(output, module(x))
-
-
-def test_each_call_has_its_own_gate() -> None:
-    module = Gate(of_channels)
-    first, second = heard(module, image(), image(4, seed=1))
-    assert torch.allclose(first[2], of_channels(image())[..., 0, 0])
-    assert torch.allclose(second[2], of_channels(image(4, seed=1))[..., 0, 0])
-
-
-def test_module_around_a_gate_that_was_told_has_none() -> None:
-    told: list[nn.Module] = [nn.ReLU()]
-
-    def part(x: Tensor) -> Tensor:
-        told.append(module)
-        return of_channels(x)
-
-    module = Gate(part)
-    assert heard(module, image(), told=told) == []
-    assert len(told) == 2
-    module.part.run = of_channels
-    assert len(heard(module, image(), told=told)) == 1
-
-
-@pytest.mark.parametrize(
-    "part", [lambda x: of_channels(x)[..., 0], lambda x: x.mean((1, 2, 3)), lambda x: x * 1.5, lambda x: [of_channels(x)]]
-)
-def test_parts_without_the_size_of_a_gate_are_not_heard(part: Any) -> None:
-    class Other(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Layer(part)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.part(x)
-            return x * 0.5
-
-    assert heard(Other(), image()) == []
-
-
-def test_only_maps_of_numbers_are_gated() -> None:
-    class Loose(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Layer(lambda x: x.clone())
-
-        def forward(self, x: Any = None) -> Any:
-            return None if x is None else self.part(x)
-
-    module = Loose()
-    assert heard(module, torch.rand(2, 3), torch.ones(2, 3, 2, 2, dtype=torch.long)) == []
-    assert heard(module, None, around=lambda _: module()) == []
 
 
 # --- numbers that are not finite

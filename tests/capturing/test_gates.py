@@ -234,20 +234,6 @@ def test_gate_statistics_of_known_values() -> None:
     )
 
 
-def test_module_that_shares_only_the_name_is_not_recorded() -> None:
-    class SELayer(nn.Module):  # a variant with its sigmoid outside fc
-        def __init__(self, channels: int) -> None:
-            super().__init__()
-            self.fc = nn.Linear(channels, channels)
-
-        def forward(self, x: Tensor) -> Tensor:
-            gate: Tensor = self.fc(x.mean((2, 3))).sigmoid()
-            return x * gate[..., None, None]
-
-    with pytest.raises(NoAttentionCaptured):
-        seen(SELayer(8), torch.randn(2, 8, 4, 4))
-
-
 @pytest.mark.parametrize("many", [tuple, list])
 def test_gradient_of_a_layer_that_returns_several_results_and_is_overwritten(many: type) -> None:
     class Two(nn.Module):

@@ -91,13 +91,6 @@ class Wrapped(nn.Module):
         return found
 
 
-class Residual(Squeeze):
-    """A gate that is added to its input is another thing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x).relu() * torch.linspace(0, 1, x.shape[-1])
-
-
 class Scaled(nn.Module):
     """One factor for everything."""
 
@@ -151,7 +144,7 @@ def test_wrapper_does_not_tell_a_gate_twice() -> None:
     assert [one.layer for one in gates_of(network(Wrapped(SqueezeExcite(C))))[0]] == ["2.inner"]
 
 
-@pytest.mark.parametrize("make", [Residual, Scaled, Same, lambda: nn.BatchNorm2d(C), lambda: Wrapped(nn.Conv2d(C, C, 1))])
+@pytest.mark.parametrize("make", [Scaled, Same, lambda: nn.BatchNorm2d(C), lambda: Wrapped(nn.Conv2d(C, C, 1))])
 def test_what_is_no_gate_is_not_recorded(make: Callable[[], nn.Module]) -> None:
     assert gates_of(network(make()))[0] == []
 

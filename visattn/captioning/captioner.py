@@ -249,7 +249,7 @@ class Captioner:
         """Encode pixels. Return the features and their positions on the input, which are traced through the encoder."""
         stage = nn.Sequential(OrderedDict(encoder=self.model.encoder))
         with evaluating(self.model), torch.inference_mode():
-            with capture(stage, features=["encoder"]) as recording:
+            with capture(stage, features=["encoder"], gates=False) as recording:
                 maps = stage(pixels)
             encoded = self.model.encode_features(maps)
         layout = recording.features[0].layout

@@ -104,7 +104,7 @@ def generate_text(
     with evaluating(model, frozen=True), torch.no_grad():
         ids = _generated(model, prepared, max_new_tokens)
         first, scored = _to_be_scored(model, prepared, ids)
-        with capture(model) as recording:
+        with capture(model, gates=False) as recording:
             answer_of(model, scored.pixels, scored)
     record = _chosen(model, recording, layer)
     numbers = [number for number in range(first, ids.shape[1]) if f"word{number - 1}" in record.queries.prefix]

@@ -124,7 +124,7 @@ class Survey:
         if self._model is None:
             raise OptionError("the survey has no model. Pass one to Survey(...).")
         prepared = prepare(photo, self._model, **self._options)
-        self.enter(photo_numbers(look(self._model, prepared), prepared, name))
+        self.enter(photo_numbers(look(self._model, prepared, gates=True), prepared, name))
 
     def enter(self, found: PhotoNumbers) -> None:
         """Add the statistics of a photo."""

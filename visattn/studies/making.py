@@ -169,7 +169,7 @@ def _importance(model: nn.Module, prepared: Prepared, target: Target, passes: Sh
 def _recorded(model: nn.Module, prepared: Prepared, passes: SharedPasses) -> Pass:
     """Record attention and the last tokens; of a model without attention, its gates or the features of its last layer."""
     try:
-        passed = passes(model, prepared)
+        passed = passes(model, prepared, gates=True)
         return passed._replace(recording=with_readout(model, prepared, passed.recording))
     except NoAttentionCaptured:
         return passes(model, prepared, features=[layer_of_cam(model, prepared, {})])

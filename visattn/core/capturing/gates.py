@@ -1,30 +1,21 @@
-"""Gates of attention modules in timm, torchvision and the code of papers, which do not publish their gates themselves.
+"""Gates of attention modules in timm and torchvision, which do not publish their gates themselves.
 
 A module is recognized by its class and its submodules. Each entry lists the submodules whose outputs are read and the function that
-computes the gate from them.
+computes the gate from them. Gates of all other modules are found by what they compute (`gating`), if they are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from visattn._support.faces import Later
 from visattn._support.parts import Parts
 from visattn._support.publish import Listener
 from visattn._support.types import Role
 from visattn.core.capturing.hooks import ModuleCalls
-
-if TYPE_CHECKING:
-    from visattn.core.capturing import measured_gates
-else:
-    measured_gates = Later("visattn.core.capturing.measured_gates")
-
-_LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip", "visattn")
 
 Heard = Mapping[str, Sequence[Tensor]]  # outputs of each submodule in one call of the module
 
@@ -57,7 +48,7 @@ def _product(heard: Heard) -> Tensor:
 _CHANNELS, _PLACES, _BOTH = _whole("gate"), _whole("gate", "spatial_gate"), _whole("gate", "gate")
 _STRIPS = Gate("gate", ("gate",), _product)
 
-# library classes by module and class name; code that users copy from a paper's repository by class name alone
+# by module and name of the class
 GATES: dict[str, Gate] = {
     "timm.layers.squeeze_excite.SEModule": _CHANNELS,
     "timm.layers.squeeze_excite.EffectiveSEModule": _CHANNELS,
@@ -77,50 +68,18 @@ GATES: dict[str, Gate] = {
     "timm.layers.global_context.GlobalContext": _CHANNELS,
     "timm.layers.selective_kernel.SelectiveKernelAttn": Gate("branch_gate", ("",), lambda heard: heard[""][-1]),
     "torchvision.ops.misc.SqueezeExcitation": _whole("scale_activation"),
-    "ChannelGate": Gate("channel_gate", ("mlp",), lambda heard: torch.stack([*heard["mlp"]]).sum(0).sigmoid()),
-    "SpatialGate": Gate("spatial_gate", ("spatial",), lambda heard: heard["spatial"][-1].sigmoid()),
-    "BAM": Gate(
-        "gate",
-        ("channel_att", "spatial_att"),
-        lambda heard: 1 + (heard["channel_att"][-1] * heard["spatial_att"][-1]).sigmoid(),
-    ),
-    "SELayer": _whole("fc"),
-    "eca_layer": _whole("sigmoid"),
-    "simam_module": _whole("activaton", "gate"),  # as its authors spell it
-    "CoordAtt": Gate("gate", ("conv_h", "conv_w"), lambda heard: heard["conv_h"][-1].sigmoid() * heard["conv_w"][-1].sigmoid()),
 }
 
 
 def telling(parts: Parts, modules: ModuleCalls, listener: Listener) -> None:
-    """Register callbacks that pass gates to `listener`: of modules with an entry in `GATES`, and of the user's own modules."""
-    gates = parts.fact(telling, _gates_of)
-    heard_from: list[nn.Module] = []
-
-    def listen(module: nn.Module, role: Role, gate: Tensor, features: Tensor | None = None) -> None:
-        heard_from.append(module)
-        listener(module, role, gate, features)
-
-    for number, gate in gates.items():
-        if gate is not None:
-            _hang(modules, parts.modules[number], gate, listen)
-        else:
-            measured_gates.hang(modules, parts.modules[number], listen, heard_from)
+    """Register callbacks that pass the gates of modules with an entry in `GATES` to `listener`."""
+    for number, gate in parts.fact(telling, _gates_of).items():
+        _hang(modules, parts.modules[number], gate, listener)
 
 
-def _gates_of(parts: Parts) -> dict[int, Gate | None]:
-    """Return the modules that may gate, by number, with their `GATES` entries; None for those that are recognized by their results."""
-    return {
-        number: gate for number, module in enumerate(parts.modules) if (gate := _gate_of(module)) is not None or _may_gate(module)
-    }
-
-
-def _may_gate(module: nn.Module) -> bool:
-    """Check whether a module is of a class of the user, has submodules, which a mere scaling has not, and none of visattn.nn."""
-    library = type(module).__module__.partition(".")[0]
-    has_submodules = next(module.children(), None) is not None
-    if library in _LIBRARIES or not has_submodules:
-        return False
-    return not any(type(part).__module__.startswith("visattn.nn.") for part in module.modules())
+def _gates_of(parts: Parts) -> dict[int, Gate]:
+    """Return the `GATES` entries of modules, by number."""
+    return {number: gate for number, module in enumerate(parts.modules) if (gate := _gate_of(module)) is not None}
 
 
 def _gate_of(module: nn.Module) -> Gate | None:
@@ -135,23 +94,12 @@ def _gate_of(module: nn.Module) -> Gate | None:
 
 @cache
 def _gate_of_class(kind: type[nn.Module]) -> Gate | None:
-    """Return the `GATES` entry of a class, by its full name or by its own name alone."""
-    return GATES.get(f"{kind.__module__}.{kind.__name__}", GATES.get(kind.__name__))
-
-
-def _multiplies(gate: Tensor, x: Tensor, output: Tensor) -> bool:
-    """Check that the output is the input times the gate: a class name alone does not guarantee it."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        factor = gate[..., None, None] if gate.ndim == 2 else gate
-        try:
-            return bool(torch.allclose(x * factor, output, rtol=1e-2, atol=1e-4 * float(output.abs().max())))
-        except (RuntimeError, TypeError, AttributeError):  # incompatible shapes, or not tensors
-            return False
+    """Return the `GATES` entry of a class, by its full name."""
+    return GATES.get(f"{kind.__module__}.{kind.__name__}")
 
 
 def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listener) -> None:
     """Register callbacks that compute the module's gate from the outputs of its submodules, and pass it to `listener`."""
-    is_library_class = type(module).__name__ not in GATES  # the key includes the library module
     outputs_of_parts: dict[str, list[Tensor]] = {name: [] for name in gate.parts}
 
     def begin(_module: nn.Module, _args: Any) -> None:  # noqa: ANN401
@@ -162,11 +110,9 @@ def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listene
         return lambda _module, _args, output: outputs_of_parts[name].append(output)
 
     def end(_module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
-        """Compute the gate when the module returns. A class that only has a known name must multiply its input by the gate."""
+        """Compute the gate when the module returns."""
         if all(outputs_of_parts.values()):  # parts may have been replaced by plain functions, which trigger no hooks
-            value = gate.make(outputs_of_parts)
-            if is_library_class or _multiplies(value, args[0], output):
-                listener(module, gate.role, value, output)
+            listener(module, gate.role, gate.make(outputs_of_parts), output)
         begin(_module, args)
 
     modules.before.setdefault(module, []).append(begin)

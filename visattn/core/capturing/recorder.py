@@ -8,12 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
+from visattn._support.faces import Later
 from visattn._support.parts import Parts
 from visattn._support.publish import listening
 from visattn._support.types import Role
@@ -33,6 +34,11 @@ from visattn.core.capturing.watching import NO_IMAGES, Watch
 from visattn.core.records import AttentionRecord, FeatureRecord, Readout, Recording, Source, TokenLayout, UnseenAttention
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 
+if TYPE_CHECKING:
+    from visattn.core.capturing.gating import finder as finding
+else:
+    finding = Later("visattn.core.capturing.gating.finder")
+
 _OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
 Features = str | Sequence[str]  # "last", "all", "none", or globs of module names
 
@@ -46,10 +52,13 @@ def record(
     values: bool,
     features: Features,
     gradients: bool,
+    gates: bool,
     remember: bool = True,
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
     session = _Session(model, description, layers, values, gradients, remember)
+    if gates:
+        session.find_gates()
     tokens, activations = _chosen(session.watch.parts, description, features)
     session.keeps_last = features == "last"
     modules = session.watch.modules
@@ -121,6 +130,12 @@ class _Session:
         self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
         self._features: list[Callable[[Forward], None]] = []
         self._stream: dict[str, _Stream] = {}  # last input of each module that attention is added to
+        self._finder: finding.GateFinder | None = None
+
+    def find_gates(self) -> None:
+        """Also record gates that no module tells, by what the forward pass computes."""
+        self._finder = finding.GateFinder(self._names, self._keep_factor)
+        self.watch.find_gates(self._finder)
 
     def _drop(self) -> None:
         """Discard the copies of a forward pass."""
@@ -128,6 +143,8 @@ class _Session:
         self._calls.clear()
         self._features.clear()
         self._stream.clear()
+        if self._finder is not None:
+            self._finder.clear()
 
     def _receive(self, layer: str, owner: nn.Module, call: Call, attention: Attention) -> None:
         """Copy the operands of an attention call that has just run, and the input of the block that it belongs to."""
@@ -346,6 +363,8 @@ class _Session:
         if module not in self._names or not self.watch.running():
             return
         self._wanted = True
+        if self._finder is not None:
+            self._finder.spoken_for.add(module)
         layer = self._names[module]
         if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
@@ -364,6 +383,19 @@ class _Session:
             self.recording.features.append(FeatureRecord(layer, forward.number, role, value, layout=layout))
 
         self._features.append(keep_feature)
+
+    def _keep_factor(self, factor: Tensor, product: Tensor, record: finding.Record) -> Tensor:
+        """Copy a gate that features are multiplied by, to record it when the forward pass has ended; return the copy."""
+        self._wanted = True
+        value, slot = _owned(factor), self.watch.want(product)
+        self._copies.append(value)
+
+        def keep_feature(forward: Forward) -> None:
+            feature = record(forward.number, forward.tokens(slot))
+            self.recording.features += [] if feature is None else [feature]
+
+        self._features.append(keep_feature)
+        return value
 
     def _keep(
         self,

@@ -32,6 +32,7 @@ from visattn.errors import CaptureError, UnsupportedModel
 
 if TYPE_CHECKING:
     from visattn._support import nested
+    from visattn.core.capturing.gating.finder import GateFinder
 else:
     nested = Later("visattn._support.nested")
 
@@ -140,6 +141,10 @@ class Watch:
         for name in ("_mode", "_finish", "_drop", "ask"):
             self.__dict__.pop(name, None)
 
+    def find_gates(self, finder: GateFinder) -> None:
+        """Let a finder look for gates in each forward pass."""
+        self._mode.gates = finder
+
     def running(self) -> bool:
         """Check whether a forward pass of this model is running in this thread."""
         return not self.modules.elsewhere() and self._mode.tracer is not None
@@ -230,6 +235,7 @@ class Watch:
         self._slots.clear()
         self._inputs = Inputs()
         candidates = TAPES.of(self._model) if self._remember else []
+        candidates = candidates if self._mode.gates is None else [tape for tape in candidates if tape.gated]
         if pixels is not None:
             self.images = True
             self._inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
@@ -305,6 +311,7 @@ class Watch:
             answer = output.get("logits", output) if isinstance(output, Mapping) else getattr(output, "logits", output)
             known, readouts_fit = tracer.tape if tracer.known else None, self._asked(tracer)
             tape, place = tracer.finished(_tensors(answer)), self._description.place
+            tape.gated |= self._mode.gates is not None
             if place is None and self._partial is not None and not tracer.known:
                 tape.conclusions = self._partial.completed(tape)
             if self._remember and tape.whole:

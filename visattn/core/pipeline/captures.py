@@ -25,6 +25,7 @@ def capture(
     values: bool = False,
     features: str | Sequence[str] = "last",
     gradients: bool = False,
+    gates: bool = True,
     remember: bool = True,
 ) -> AbstractContextManager[Recording]:
     """Record the attention of every forward pass of `model` inside a `with` block.
@@ -48,6 +49,7 @@ def capture(
         features: Features to keep: tokens of the `last` layer, of `all` layers, or `none`; or globs of module names. Outputs of
             these modules are kept as they are, or as tokens in canonical order if they are `(B, N, D)` and can be traced.
         gradients: Whether to keep what `Recording.gradients(score)` needs: values and the autograd graph.
+        gates: Whether to look for the gates of all modules; those of `visattn.nn`, timm and torchvision are always kept.
         remember: Whether to reuse the token positions of an earlier forward pass that ran exactly the same operations. The recording
             is the same and takes less time. False traces every forward pass anew.
 
@@ -69,5 +71,6 @@ def capture(
         values=values,
         features=features,
         gradients=gradients,
+        gates=gates,
         remember=remember,
     )

@@ -70,6 +70,7 @@ def one_pass(
     each_layer: bool = False,
     values: bool = False,
     features: str | Sequence[str] = "last",
+    gates: bool = False,
     edit: Callable[[Tensor], Tensor] | None = None,
 ) -> Pass:
     """Run the model once on preprocessed pixels, in evaluation mode; restore its training flags afterward.
@@ -84,6 +85,7 @@ def one_pass(
         each_layer: Whether to use one score per layer: the score that the model's head computes from the layer's tokens.
         values: See `capture`.
         features: See `capture`.
+        gates: See `capture`.
         edit: Function that is applied to the pixels before the forward pass.
 
     Returns:
@@ -104,10 +106,13 @@ def one_pass(
     resolved, modes = None, modes_of(model, pixels)
     with evaluating(model, frozen=True):
         if target is None:
-            with torch.no_grad(), capture(model, values=values, features=features) as recording:
+            with torch.no_grad(), capture(model, values=values, features=features, gates=gates) as recording:
                 output = answer_of(model, pixels, prepared)
         else:
-            with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
+            with (
+                torch.enable_grad(),
+                capture(model, values=values, features=features, gates=gates, gradients=True) as recording,
+            ):
                 output = answer_of(model, pixels, prepared)
             _check_called(model, recording, features)
             with torch.enable_grad():
@@ -150,7 +155,11 @@ def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> 
     if not recording.reading.measurable:
         return recording
     pixels = as_the_model(model, prepared.pixels)
-    with evaluating(model, frozen=True), torch.enable_grad(), capture(model, features="none", gradients=True) as graded:
+    with (
+        evaluating(model, frozen=True),
+        torch.enable_grad(),
+        capture(model, features="none", gates=False, gradients=True) as graded,
+    ):
         output = tensor_of(answer_of(model, pixels, prepared), "logits", "pooler_output")
     return recording if output is None else replace(recording, readouts=graded.read_by(output).without_graph().readouts)
 

@@ -130,6 +130,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
             target=question.target if method.targeted else None,
             each_layer="layer gradients" in needs,
             values="values" in needs,
+            gates="gates" in needs,
             features="all" if "layer gradients" in needs else features,
         )
     except NoAttentionCaptured as nothing:

@@ -12,7 +12,7 @@ from visattn.core.pipeline.passes import Pass, one_pass
 
 __all__ = ["SharedPasses"]
 
-_USUAL: Mapping[str, Any] = {"target": None, "each_layer": False, "values": False, "features": "last"}
+_USUAL: Mapping[str, Any] = {"target": None, "each_layer": False, "values": False, "features": "last", "gates": False}
 
 
 class SharedPasses:
@@ -31,7 +31,8 @@ class SharedPasses:
         target = asked.pop("target")
         asked |= {} if target is None else {f"target.{name}": value for name, value in vars(target).items()}
         for before, passed in self._made:
-            if before.keys() == asked.keys() and all(_is_same(value, before[name]) for name, value in asked.items()):
+            serves = {**before, "gates": before["gates"] and asked["gates"]}  # a pass with gates serves those that need none
+            if serves.keys() == asked.keys() and all(_is_same(value, serves[name]) for name, value in asked.items()):
                 return passed
         passed = one_pass(model, prepared, **options)
         self._made.append((asked, passed))

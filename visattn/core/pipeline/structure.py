@@ -56,7 +56,7 @@ def _before_last_attention(model: nn.Module, run: Callable[[], Any]) -> str | No
             evaluating(model),
             torch.no_grad(),
             module_hooks(model, before=begun, after=ended),
-            capture(model, features="none") as recording,
+            capture(model, features="none", gates=False) as recording,
         ):
             run()
     except NoAttentionCaptured:

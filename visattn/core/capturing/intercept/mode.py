@@ -35,6 +35,7 @@ from visattn.core.capturing.trace.tracer import Tracer
 from visattn.core.operators.fused import LogSumExpReader
 
 if TYPE_CHECKING:
+    from visattn.core.capturing.gating.finder import GateFinder
     from visattn.core.capturing.intercept import flex
 else:
     flex = Later("visattn.core.capturing.intercept.flex")
@@ -73,7 +74,10 @@ class CaptureMode(TorchFunctionMode):
         calls: Number of attention calls of each layer in this forward pass.
         hidden: Layers whose attention cannot be recorded, and why.
         held: Operands of the latest products that may belong to attention.
+        gates: Finder of gates, if they are asked for.
     """
+
+    gates: GateFinder | None = None
 
     def __init__(
         self,
@@ -119,7 +123,7 @@ class CaptureMode(TorchFunctionMode):
             return self._run_intercepted(tracer, func, types, args, kwargs)
         if not tracer.comparison.is_simple_call(entry, func, args, kwargs):
             return self._run_intercepted(tracer, func, types, args, kwargs)
-        if entry.attention is not None or entry.shapes is None or entry.kept or entry.scoring:
+        if entry.attention is not None or entry.shapes is None or entry.kept or entry.scoring or entry.gate:
             return self._run_known(tracer, entry, func, args, kwargs or {}, odd=False)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if not tracer.comparison.takes(entry, args, kwargs or {}, out):
@@ -192,6 +196,8 @@ class CaptureMode(TorchFunctionMode):
         tracer.confirm(entry, args, kwargs, out)
         if entry.kept or (entry.scoring and self._vectors):
             self.held.hold(tracer.at - 1, args, kwargs)
+        if entry.gate and self.gates is not None:
+            self.gates.read(entry, args, kwargs, out)
         return out
 
     def _ask(self, tracer: Tracer, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -351,6 +357,8 @@ class CaptureMode(TorchFunctionMode):
             entry = tracer.met(func, args, kwargs, out)
             if entry is not None:
                 note_weights(tracer, entry, args, out)
+                if self.gates is not None:
+                    self.gates.note(tracer, entry, args, kwargs, out)
                 is_scoring = self._vectors and entry.operation.own and entry.operation.name in SCORING
                 is_sampling = entry.operation.own and entry.operation.name == SAMPLE
                 if is_scoring or is_sampling or is_weighing(tracer.tape, entry):

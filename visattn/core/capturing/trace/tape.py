@@ -188,6 +188,8 @@ class Entry:
         before: One item per result: its slot if the tensor existed before the call, otherwise None.
         scoring: Whether it multiplies the queries and keys of an attention call that the model writes out.
         kept: Whether its operands are kept for an attention call that sums its results.
+        gate: Gate that it multiplies features by, if gates were looked for; see `capturing.gating`.
+        within: Calls of modules that ran, if it bounds what may be a gate.
         steps: PyTorch's own operations that it consists of; empty for an attention call.
         refs: Tensors among the arguments.
         quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-2, value)` for a list or tuple,
@@ -213,6 +215,8 @@ class Entry:
     before: tuple[int | None, ...] = ()
     scoring: bool = False
     kept: bool = False
+    gate: object = None
+    within: Any = ()
     steps: tuple[Step, ...] = ()
     refs: tuple[Ref, ...] = field(init=False)
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
@@ -306,6 +310,7 @@ class Tape:
         vectors: Queries and keys of attention calls that the model writes out, once they were looked for.
         dynamic: Whether the shape of some tensor depends on what tensors hold.
         whole: Whether the tape holds all that determines token locations, so that later forward passes can be compared with it.
+        gated: Whether gates were looked for.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -325,6 +330,7 @@ class Tape:
     vectors: dict[Attention, object] = field(default_factory=dict)
     dynamic: bool = False
     whole: bool = True
+    gated: bool = False
 
     def beginning(self, length: int, slots: int) -> Tape:
         """Return a new tape with the first `length` entries of this one, whose tensors have the slots (numbers) below `slots`."""

@@ -1,9 +1,8 @@
-"""Edits of weights, gates that are recognized by what they compute, callbacks of modules, and inputs of forward passes."""
+"""Edits of weights, callbacks of modules, and inputs of forward passes."""
 
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 import threading
 from collections import namedtuple
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visattn.core.capturing import gates, measured_gates, watching
+from visattn.core.capturing import watching
 from visattn.core.capturing.hooks import ModuleCalls, with_first
 from visattn.core.capturing.interventions import _edited, _in_heads, masked, permuted, scaled
 from visattn.core.capturing.tokens.arrangement import Arrangement
@@ -23,7 +22,6 @@ from visattn.core.records import TokenLayout
 from visattn.errors import LayoutError, OptionError, ShapeError
 
 BATCH, HEADS, BLOCKS, QUERIES, KEYS = 2, 3, 4, 5, 7
-EPS = torch.finfo(torch.float32).eps
 
 
 def weights(*sizes: int) -> Tensor:
@@ -130,132 +128,6 @@ def test_weights_without_tokens_are_not_edited() -> None:
         edited(Arrangement("sampled", layout(QUERIES), layout(KEYS)), given, [])
     with pytest.raises(LayoutError, match="cannot be located"):
         edited(Arrangement("unplaced", layout(QUERIES), layout(KEYS), reason="they move"), given, [])
-
-
-# --- gates by what they compute
-
-
-def channel_gate(size: tuple[int, ...] = (2, 3, 5, 4)) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(size, generator=generator), torch.rand(*size[:2], 1, 1, generator=generator)
-
-
-def found(x: Any, output: Any, *heard: list[Tensor]) -> tuple[Any, Tensor] | None:
-    return measured_gates._gate(x, output, heard)
-
-
-def test_gate_of_channels_is_found_among_outputs() -> None:
-    x, gate = channel_gate()
-    for raw, output in ((gate, x * gate), (gate, x * gate.sigmoid()), (gate, x * gate.tanh())):
-        result = found(x, output, [raw.flatten(1)], [torch.rand(2, 3)], [torch.rand(2, 5, 4)])
-        assert result is not None
-        assert result[0] == "channel_gate"
-        assert torch.allclose(x * result[1][..., None, None], output)
-        assert result[1].shape == (2, 3)
-    assert found(x, x * gate, [torch.rand(2, 3)]) is None
-    assert found(x, x * gate) is None
-    assert found(x, x + gate, [gate]) is None
-
-
-def test_gate_of_places_is_found_among_outputs() -> None:
-    x, _ = channel_gate()
-    gate = torch.rand(2, 1, 5, 4)
-    result = found(x, x * gate, [torch.rand(2, 3)], [gate])
-    assert result is not None
-    assert result[0] == "spatial_gate"
-    assert torch.equal(result[1], gate)
-
-
-def test_gate_may_be_the_sum_or_the_last_of_several_outputs() -> None:
-    x, gate = channel_gate()
-    first, second = gate / 4, torch.rand(2, 3, 1, 1)
-    summed = found(x, x * (first + second), [first, second])
-    assert summed is not None
-    assert torch.allclose(summed[1], (first + second)[..., 0, 0])
-    last = found(x, x * second, [first, second])
-    assert last is not None
-    assert torch.equal(last[1], second[..., 0, 0])
-    assert found(x, x * first, [first, second]) is None
-
-
-def test_constant_gates_nothing() -> None:
-    x, _ = channel_gate()
-    assert found(x, x * 0.5, [torch.full((2, 3), 0.5)]) is None
-    almost = torch.full((2, 3), 0.5)
-    almost[1, 2] = 0.75
-    assert found(x, x * almost[..., None, None], [almost]) is not None
-
-
-def test_maps_of_one_channel_or_place_have_no_such_gate() -> None:
-    x, gate = channel_gate((2, 3, 1, 1))
-    result = found(x, x * gate, [gate])
-    assert result is None or result[0] == "spatial_gate"
-    one, _ = channel_gate((2, 1, 5, 4))
-    place = torch.rand(2, 1, 5, 4)
-    assert found(one, one * place, [place]) is None
-    two, gate_of_two = channel_gate((2, 3, 1, 2))
-    assert found(two, two * gate_of_two, [gate_of_two]) is not None
-    pair, _ = channel_gate((2, 2, 5, 4))
-    assert found(pair, pair * place, [place]) is not None
-
-
-def test_other_values_have_no_gate() -> None:
-    x, gate = channel_gate()
-    output = x * gate
-    assert found(x[0], output[0], [gate]) is None
-    assert found(None, output, [gate]) is None
-    assert found(x, None, [gate]) is None
-    assert found(x, output.double(), [gate]) is None
-    assert found(x, output[:, :, 1:], [gate]) is None
-    assert found(x.long(), output.long(), [gate]) is None
-
-
-@pytest.mark.parametrize(("units", "is_gate"), [(1, True), (2, True), (3, False)])
-def test_output_may_be_off_by_two_units_of_rounding(units: int, is_gate: bool) -> None:
-    x, gate = torch.ones(1, 2, 2, 2), torch.tensor([[1.0, 0.5]])
-    output = x * gate[..., None, None]
-    output[0, 1, 1, 0] += units * EPS
-    assert (found(x, output, [gate]) is not None) == is_gate
-
-
-@pytest.mark.parametrize(("units", "is_multiple"), [(63, True), (64, True), (65, False), (90, False)])
-def test_rows_may_be_off_by_64_units_of_rounding(units: int, is_multiple: bool) -> None:
-    x, output = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.tensor([[[1.0, units * EPS], [0.0, 0.5]]])
-    assert measured_gates._proportional(x, output) == is_multiple
-
-
-def test_difference_counts_units_of_the_largest_value() -> None:
-    assert measured_gates._difference(torch.zeros(2), torch.zeros(2)) == math.inf
-    assert measured_gates._difference(torch.tensor([4.0, 1.0]), torch.tensor([-4.0, 1.0])) == 2 / EPS
-    assert measured_gates._difference(torch.tensor([4.0, 1.0]), torch.tensor([4.0, 1 + 8 * EPS])) == 2
-
-
-def test_modules_of_users_with_parts_may_gate() -> None:
-    class User(nn.Module):
-        def __init__(self, part: nn.Module | None) -> None:
-            super().__init__()
-            self.part = part
-
-    assert gates._may_gate(User(nn.Linear(2, 2)))
-    assert not gates._may_gate(User(None))
-    assert not gates._may_gate(nn.Sequential(nn.Linear(2, 2)))
-    ours = type("Ours", (nn.Module,), {"__module__": "visattn.nn.gates"})
-    assert not gates._may_gate(User(nn.Sequential(ours())))
-
-
-def test_multiplication_by_a_gate_is_checked() -> None:
-    x, gate = channel_gate()
-    assert gates._multiplies(gate[..., 0, 0], x, x * gate)
-    assert gates._multiplies(gate, x, x * gate)
-    assert gates._multiplies(gate, x, x * gate * 1.009)
-    assert not gates._multiplies(gate, x, x * gate * 1.03)
-    assert not gates._multiplies(gate, x[:, :2], x * gate)
-    assert not gates._multiplies(gate, x, [x])  # type: ignore[arg-type]
-    small, output = torch.zeros(1, 1, 1, 2), torch.tensor([[[[0.00019, 2.0]]]])
-    small[..., 1] = 2
-    assert gates._multiplies(torch.ones(1, 1), small, output)
-    output[..., 0] = 0.00025
-    assert not gates._multiplies(torch.ones(1, 1), small, output)
 
 
 # --- callbacks of modules

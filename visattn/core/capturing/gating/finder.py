@@ -1,0 +1,118 @@
+"""Finder of gates: it decides for each product of a new tape, and reads the gates in each forward pass that has such a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from visattn.core.capturing.gating.factors import SQUASHES, Sources, operands
+from visattn.core.capturing.gating.owners import Running, owner, running_modules
+from visattn.core.capturing.gating.products import Multiplied, gate_record, multiplied
+from visattn.core.capturing.intercept.written_out import tensors_of
+from visattn.core.capturing.tokens.arrangement import Tokens
+from visattn.core.capturing.tokens.equations import Equation
+from visattn.core.capturing.trace.tape import Entry, Tape
+from visattn.core.capturing.trace.tracer import Tracer
+from visattn.core.records import FeatureRecord
+
+Record = Callable[
+    [int, Tokens | None], FeatureRecord | None
+]  # takes the number of the forward pass, and the tokens of the product
+Keep = Callable[[Tensor, Tensor, Record], Tensor]  # takes a gate, the product and the record; returns the copy of the gate
+
+
+class Gating(NamedTuple):
+    """Gate that an entry of a tape multiplies features by.
+
+    Attributes:
+        product: Which of its factors it is.
+        owner: Index of the module that computed it.
+        within: Indices of all modules that ran when it was bounded.
+        before: Entry with another gate of this module whose result the features are; None if there is none.
+    """
+
+    product: Multiplied
+    owner: int
+    within: frozenset[int]
+    before: Entry | None
+
+
+class _Gate:
+    """Gate in the running forward pass: its values, the product of several if they multiply the same features one after another."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape, self.value = shape, torch.empty(0)
+
+
+class GateFinder:
+    """Finder of the gates of one capture.
+
+    Attributes:
+        spoken_for: Modules that tell their own gates.
+    """
+
+    def __init__(self, modules: Mapping[nn.Module, str], keep: Keep) -> None:
+        """Start for the modules of a model, by name; `keep` receives each gate when the features are multiplied by it."""
+        self.spoken_for: set[nn.Module] = set()
+        self._modules, self._names, self._keep = list(modules), list(modules.values()), keep
+        self._sources: Sources | None = None
+        self._gates: dict[Entry, _Gate] = {}
+
+    def note(self, tracer: Tracer, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        """Note on a tape that is recorded whether its last entry bounds a tensor or multiplies features by a gate, and read that gate."""
+        if entry.operation.own and entry.operation.name in SQUASHES:
+            entry.within = running_modules(self._modules, tracer)
+        elif operands(entry):
+            entry.gate = self._gating(tracer, entry, args, kwargs)
+            self.read(entry, args, kwargs, out)
+
+    def read(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        """Keep the gate of an entry that has just run, if it has one."""
+        gating = entry.gate
+        if not isinstance(gating, Gating):
+            return
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            value = gating.product.gate(tensors_of(args, kwargs))
+            earlier = None if gating.before is None else self._gates.get(gating.before)
+            if earlier is not None:
+                earlier.value = earlier.value * value
+                self._gates[entry] = earlier
+                return
+            gate = self._gates[entry] = _Gate(out.shape)
+            gate.value = self._keep(value, out, lambda forward, tokens: self._record(gating, gate, forward, tokens))
+
+    def clear(self) -> None:
+        """Release the gates of a forward pass that has ended."""
+        self._gates, self._sources = {}, None
+
+    def _gating(self, tracer: Tracer, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gating | None:
+        sources = self._sources_of(tracer.tape)
+        equation = Equation.of(args) if entry.operation.name == "einsum" else None
+        product = multiplied(sources, entry, equation, tensors_of(args, kwargs))
+        if product is None:
+            return None
+        squashing: list[Sequence[Running]] = [tracer.tape.entries[number].within for number in product.squashes]
+        features = operands(entry)[1 - product.side].slot
+        module = owner(squashing, running_modules(self._modules, tracer), sources.views(features), self._modules)
+        if module is None:
+            return None
+        number = sources.number(features)
+        before = None if number is None else tracer.tape.entries[number]
+        gating = None if before is None else before.gate
+        continues = isinstance(gating, Gating) and (gating.owner, gating.product.of) == (module, product.of)
+        within = frozenset(call.module for calls in squashing for call in calls)
+        return Gating(product, module, within, before if continues else None)
+
+    def _sources_of(self, tape: Tape) -> Sources:
+        if self._sources is None or self._sources.tape is not tape:
+            self._sources = Sources(tape)
+        return self._sources
+
+    def _record(self, gating: Gating, gate: _Gate, forward: int, tokens: Tokens | None) -> FeatureRecord | None:
+        """Return the record of a gate; None if a module around it tells its own gates."""
+        if any(self._modules[index] in self.spoken_for for index in gating.within):
+            return None
+        return gate_record(self._names[gating.owner], forward, gate.value, gate.shape, tokens)
