@@ -92,6 +92,7 @@ def test_overlay_files_store_their_provenance(kind: str, run: Run, photo: Path) 
     asked |= {
         "transparent": False,
         "mass": 0.6 if kind == "attention" else None,
+        "box": None,
         "legend": kind == "attention",
         "caption": kind == "attention",
     }

@@ -209,7 +209,7 @@ def test_map_of_another_photo_is_laid_over_this_one(photo: Path) -> None:
 
 def test_components_that_are_not_three_are_refused(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert overlaid(photo, edited(lambda facts: facts.update(axes=["component"], labels={}))) == 2
-    assert "components to draw must be three, got ('component',) (2, 2, 3)" in capsys.readouterr().err
+    assert "components must be (3, " in capsys.readouterr().err
 
 
 def test_loading_a_map_runs_and_imports_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from warnings import simplefilter
 
 import click
 
-from visattn._support.checks import between, printable
+from visattn._support.checks import printable
 from visattn._support.files import base_name, exists, is_folder
 from visattn._support.tables import to_json
 from visattn._support.types import Engine, MapFormat
@@ -22,6 +22,7 @@ from visattn.core.command_line.late import LateCommand, method_options
 from visattn.core.command_line.questions import kind_of, question_of
 from visattn.core.command_line.shared_options import (
     batch_size_option,
+    drawing_of,
     explaining_options,
     files_read,
     model_options,
@@ -29,11 +30,9 @@ from visattn.core.command_line.shared_options import (
     preparing,
     reading,
     refuse_beside,
-    style_of,
     talk_options,
 )
 from visattn.core.command_line.talk import note
-from visattn.core.drawing.style import Style
 from visattn.errors import OptionError, OutputError, VisattnError, VisattnWarning
 
 if TYPE_CHECKING:
@@ -95,9 +94,7 @@ def batch_command(
     visattn batch 'shards/*.tar' --no-pictures --pack-maps --stats -o maps
     visattn batch photos --engine ray --gpus-per-actor 0.5 -o maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    Style(**style_of(options))  # raises for values out of range before any file is read
-    if options["mass"] is not None:
-        between(options["mass"], 0, 1, "mass")
+    drawing = drawing_of(options)  # raises for values out of range before any file is read
     shard = _shard(options["shard"])
     question = question_of(options)
     _check(output, options)
@@ -113,7 +110,6 @@ def batch_command(
     on_ray = options["engine"] == "ray"
     loading = {name: options[name] for name in ("weights", "seed", "img_size", "device")}
     model = _loaded(options["model"], **{**loading, "device": "cpu"} if on_ray else loading)
-    drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
     products = {
         "raw": options["maps"],
         "raw_ending": options["map_format"],

@@ -18,6 +18,7 @@ from visattn.core.command_line.input_options import input_options, inputs_of, wi
 from visattn.core.command_line.late import LateCommand, method_options
 from visattn.core.command_line.questions import kind_of, model_of, parameters, question_of
 from visattn.core.command_line.shared_options import (
+    drawing_of,
     explaining_options,
     files_read,
     model_options,
@@ -29,7 +30,6 @@ from visattn.core.command_line.shared_options import (
 )
 from visattn.core.command_line.study_files import is_study, views_of
 from visattn.core.command_line.talk import describe, result
-from visattn.core.drawing.style import Style
 from visattn.core.images.sources import as_file
 from visattn.core.provenance import Provenance
 from visattn.errors import MapError, OptionError
@@ -78,7 +78,7 @@ def overlay_command(
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --method gradcam --layer all
     visattn overlay rgb.png --model net.py:build --image rgb --input depth=depth.npy
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    Style(**style_of(options))  # raises for values out of range before any file is read
+    drawing_of(options)  # raises for values out of range before any file is read
     if options["map_file"]:
         refuse_beside("--map", (*_OF_MODELS, *parameters()))
     if any(map(is_study, images)):
@@ -123,9 +123,7 @@ def _draw_study(
     rows: list[tuple[Path, Provenance]] = []
     for view, target, of_view, question in zip(views, targets, stored, asked, strict=True):
         found = view.explanation(of_view) if question is None else view.answer(question)
-        picture, provenance = found.draw(
-            **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
-        )
+        picture, provenance = found.draw(**drawing_of(options))
         rows.append((write_whole(target, to_png(picture, provenance)), provenance))
         describe(quiet, provenance)
     result(as_json, rows)
@@ -180,7 +178,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     inputs = inputs_of(options) if options["inputs"] or options["image"] else None
     every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
     if every:
-        refuse_beside("--layer all", ("mass", "legend", "caption", "transparent", "save_map"))
+        refuse_beside("--layer all", ("mass", "box", "legend", "caption", "transparent", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
@@ -192,9 +190,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
             page = stage_page(by_stages(model, prepared, question, seed=options["seed"]), **style_of(options))
             return to_png(page), page.provenance, bytes
         (found,) = explained(model, [prepared], question, seed=options["seed"])
-        picture, provenance = found.draw(
-            **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
-        )
+        picture, provenance = found.draw(**drawing_of(options))
         return (
             to_png(picture, provenance),
             provenance,
@@ -226,9 +222,9 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
             if made_for.image_sha256 not in ("", None, source.sha256):
                 other = f"the map was computed for another file ({made_for.image}); it is only right if this is a copy of that picture"
                 attention_map = replace(attention_map, provenance=made_for.but(warnings=(other,)))
-            picture = Explanation(photo, geometry, attention_map).overlay(**style_of(options), mass=options["mass"])
+            picture = Explanation(photo, geometry, attention_map).overlay(**drawing_of(options))
         else:
-            refuse_beside("an array of --map", ("interpolation", "mass"))
+            refuse_beside("an array of --map", ("interpolation", "mass", "box"))
             colors: Any = {name: value for name, value in style_of(options).items() if name != "interpolation"}
             picture = overlay(photo, loaded, **colors)
         provenance = picture.provenance.but(image=source.name, image_sha256=source.sha256)

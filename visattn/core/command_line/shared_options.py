@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import click
 
-from visattn._support.checks import whole_number
+from visattn._support.checks import between, whole_number
 from visattn._support.types import LARGEST_BATCH, Space, Task
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
 
+if TYPE_CHECKING:
+    from visattn.core.pipeline.explanation import DrawOptions
+
 __all__ = [
     "DEFAULT_MODEL",
     "Size",
     "batch_size_option",
+    "drawing_of",
     "explaining_options",
     "files_read",
     "method_option",
@@ -186,6 +190,12 @@ def explaining_options(command: F) -> F:
         method_option,
         target_options,
         click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6."),
+        click.option(
+            "--box",
+            metavar="mass:SHARE",
+            help="Draw the box of the largest connected part of the pixels that hold this share of the map, such as mass:0.5, or of "
+            "those at or above a quantile, quantile:0.9.",
+        ),
         click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture."),
         click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture."),
         style_options(),
@@ -222,6 +232,22 @@ def _options(record: type, names: Sequence[str], defaults: Mapping[str, Any] | N
         return click.option(flag, type=float if numbers else str, multiple=several, metavar=field.metadata["metavar"], **facts)
 
     return [made(known[name]) for name in names]
+
+
+def drawing_of(options: Mapping[str, Any]) -> DrawOptions:
+    """Return the arguments of `Explanation.draw` among the options, after checking them.
+
+    Raises:
+        OptionError: If one is unknown or out of range.
+    """
+    if options["mass"] is not None:
+        between(options["mass"], 0, 1, "mass")
+    if options["box"] is not None:
+        from visattn.core.maps.shares import Share
+
+        Share.read(options["box"])
+    Style(**style_of(options))
+    return cast("DrawOptions", {**style_of(options), **{name: options[name] for name in ("mass", "box", "legend", "caption")}})
 
 
 def style_of(options: Mapping[str, Any]) -> StyleOptions:

@@ -30,7 +30,10 @@ def describe(quiet: bool, provenance: Provenance) -> None:
         quiet,
         f"{provenance.image}: {provenance.method} ({parameters})",
         *(f"{provenance.image}: {text}" for text in _input(provenance)),
-        *(f"{provenance.image}: {text}" for text in (*provenance.target, *_scale(provenance), *provenance.notes)),
+        *(
+            f"{provenance.image}: {text}"
+            for text in (*provenance.target, *_scale(provenance), *_box(provenance), *provenance.notes)
+        ),
     )
     for text in provenance.warnings:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
@@ -50,6 +53,11 @@ def _scale(provenance: Provenance) -> list[str]:
         return []
     low, high = provenance.value_range
     return [f"color scale {low:.2g} to {high:.2g} ({provenance.normalization})"]
+
+
+def _box(provenance: Provenance) -> list[str]:
+    box = provenance.drawing.get("box")
+    return [box["words"]] if box else []
 
 
 def result(as_json: bool, rows: list[tuple[Path, Provenance]]) -> None:

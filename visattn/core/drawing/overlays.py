@@ -205,7 +205,9 @@ def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, floa
     """
     photo = as_image(photo)
     if heat.axes != ("component",) or heat.values.shape != (3, *photo.size[::-1]):
-        raise ShapeError(f"components must be (3, {photo.height}, {photo.width}), got {heat.axes} {heat.values.shape}.")
+        raise ShapeError(
+            f"components must be (3, {photo.height}, {photo.width}), got {heat.axes} {heat.values.shape}. Choose with .at()."
+        )
     array = np.array(photo)
     rows, columns = slice(int(heat.seen.top), int(heat.seen.bottom)), slice(int(heat.seen.left), int(heat.seen.right))
     inner, holes = array[rows, columns].copy(), np.isnan(heat.values[0, rows, columns])

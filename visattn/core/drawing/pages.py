@@ -9,7 +9,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from visattn.core.drawing import colormaps
+from visattn.core.drawing.style import Style
 from visattn.core.drawing.text import Font, clip_text, font_of, line_height, lines_of, text_width, wrap_text
+from visattn.core.maps.heatmaps import Heatmap
+from visattn.core.maps.scaling import resolved, value_range
 
 __all__ = ["Bar", "Cell", "sheet"]
 
@@ -33,6 +36,13 @@ class Bar:
     colormap: str
     ticks: tuple[str, ...]
     label: str
+
+
+def bar_of(heat: Heatmap, style: Style) -> Bar:
+    """Return the color bar of a heatmap that is drawn in a style, with the values of its ends."""
+    scale = resolved(style.normalize, heat.grid, heat.signed)
+    ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
+    return Bar(style.colors(heat.signed), ends, f"{heat.meaning}, {scale}")
 
 
 _ROOMY = 120  # width of panels whose captions fit at 12 pixels; at 11, words run together

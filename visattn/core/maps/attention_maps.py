@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visattn._support.checks import between, one_of
+from visattn._support.checks import one_of
 from visattn._support.faces import Later
-from visattn._support.language import option
 from visattn._support.reprs import brief
 from visattn._support.types import Interpolation
-from visattn.core.geometry import Geometry
+from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.map_facts import MapFacts
 from visattn.core.provenance import Provenance, sink_warning
 from visattn.core.records import TokenLayout
@@ -25,9 +24,9 @@ from visattn.errors import MapError, OptionError, ShapeError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from visattn.core.maps import heatmaps, interpolation as interpolations
+    from visattn.core.maps import heatmaps, interpolation as interpolations, regions
 else:
-    interpolations, heatmaps = Later("visattn.core.maps.interpolation"), Later("visattn.core.maps.heatmaps")
+    interpolations, regions = Later("visattn.core.maps.interpolation"), Later("visattn.core.maps.regions")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +83,7 @@ class AttentionMap:
 
     def numpy(self) -> NDArray[Any]:
         """Return the raw values as an array, `(*axes, rows, columns)`."""
-        values: NDArray[Any] = self.values.detach().cpu().numpy()
-        return values
+        return self.values.detach().cpu().numpy()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the raw values, for `numpy.asarray`."""
@@ -144,26 +142,52 @@ class AttentionMap:
             OptionError: If `share` is not in [0, 1].
             MapError: If values are negative or a grid is all zero.
         """
-        between(share, 0, 1, "mass")
-        flat = self.values.flatten(len(self.axes)).double().nan_to_num()  # holes count as 0
-        total = flat.sum(-1, keepdim=True)
-        if bool((flat < 0).any()) or not bool((total > 0).all()):
-            low, high = float(flat.min()), float(flat.max())
-            raise MapError(
-                f"a mass mask needs grids of non-negative values with a positive sum, got {self.meaning} from {low:.4g} to {high:.4g}. "
-                f"Use {option('contours')}."
-            )
-        ascending, order = (flat / total).sort(-1)
-        kept = ascending.cumsum(-1) > 1 - share + 1e-12
-        mask = torch.zeros_like(flat).scatter_(-1, order, kept.double())
-        parameters = self.provenance.parameters | {"mass": share}
-        return replace(
-            self,
-            values=mask.view_as(self.values).float(),
-            meaning="mask",
-            signed=False,
-            provenance=replace(self.provenance, parameters=parameters),
-        )
+        mask: AttentionMap = regions.mass_of(self, share)
+        return mask
+
+    def mask(
+        self,
+        *,
+        mass: float | None = None,
+        quantile: float | None = None,
+        geometry: Geometry | None = None,
+        interpolation: Interpolation = "bilinear",
+    ) -> NDArray[np.bool_]:
+        """Return the photo's pixels with the largest values, as `to_heatmap` interpolates them. Give either `mass` or `quantile`.
+
+        Pixels that the model did not receive, or whose token it dropped, are never in the mask. Values that are equal up to a millionth of
+        the largest are in it together.
+
+        Args:
+            mass: The fewest pixels that hold this share of the sum. Negative values count as 0. Above 0, at most 1.
+            quantile: The pixels at or above this quantile of all pixels that have a value. Above 0, at most 1.
+            geometry: Position of the model's input on the photo; by default that in the provenance.
+            interpolation: See `to_heatmap`.
+
+        Returns:
+            A mask `(*axes, height, width)` of the upright photo.
+
+        Raises:
+            OptionError: If a share is out of range, or none or both are given.
+            MapError: If the map is nearly even; if zero has no meaning in it or no value is positive, for a mass; if the quantile is the
+                lowest value; or if `to_heatmap` refuses the map.
+        """
+        return regions.mask_of(self, regions.Share.of(mass, quantile), geometry, interpolation)
+
+    def box(
+        self,
+        *,
+        mass: float | None = None,
+        quantile: float | None = None,
+        geometry: Geometry | None = None,
+        interpolation: Interpolation = "bilinear",
+    ) -> Box:
+        """Return the bounding box `(top, left, bottom, right)` of the largest part of the `mask` that is connected along sides of pixels.
+
+        Its sides are edges of pixels: `mask[top:bottom, left:right]` holds the part. Options and errors are those of `mask`. A `MapError`
+        also refuses a map with axes, and two parts that are equally large.
+        """
+        return regions.region_of(self, regions.Share.of(mass, quantile), geometry, interpolation).box
 
     def to_heatmap(self, geometry: Geometry, interpolation: Interpolation = "bilinear") -> heatmaps.Heatmap:
         """Interpolate the map to the photo's own pixels.
@@ -183,46 +207,7 @@ class AttentionMap:
             OptionError: If the interpolation is unknown.
             MapError: If the map has a batch axis, has no 2D grid, or was made for an input of another size.
         """
-        one_of(interpolation, tuple(interpolations.KERNELS), "interpolation")
-        if "batch" in self.axes:
-            raise MapError("a heatmap shows one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
-        if len(self.layout.grid) != 2:
-            raise MapError(f"a heatmap needs a grid of rows and columns, got {self.layout.grid}.")
-        box, size = self.layout.box, self.facts.input_size
-        if size is None:  # the map need not reach the edge: it lies within one patch of it
-            patch = box.height / self.layout.grid[0], box.width / self.layout.grid[1]
-            fits = abs(box.bottom - geometry.input[0]) < patch[0] and abs(box.right - geometry.input[1]) < patch[1]
-        else:
-            fits = size == geometry.input
-        if not fits:
-            made = " x ".join(f"{side:g}" for side in size or (box.bottom, box.right))
-            given = " x ".join(map(str, geometry.input))
-            raise MapError(
-                f"the map was made for {made} input pixels, but the geometry has {given}. Pass the geometry of this photo."
-            )
-        grid = self.values.detach().float().cpu().numpy()
-        seen = geometry.seen(box)
-        top, left, bottom, right = (int(side) for side in seen)
-        values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
-        values[..., top:bottom, left:right] = interpolations.resampled(grid, geometry, box, seen, interpolation)
-        sinks = self.facts.sinks[0] if len(self.facts.sinks) == 1 else ()
-        centers = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
-        return heatmaps.Heatmap(
-            values,
-            self.axes,
-            seen,
-            self.meaning,
-            replace(
-                self.provenance,
-                geometry=geometry,
-                parameters=self.provenance.parameters | {"interpolation": interpolation},
-            ),
-            grid,
-            dict(self.labels),
-            tuple(((c.top + c.bottom) / 2, (c.left + c.right) / 2) for c in centers),
-            tuple(geometry.to_photo(y, x) for y, x in self.facts.query_at),
-            self.signed,
-        )
+        return interpolations.heatmap_of(self, geometry, interpolation)
 
     def _axis(self, name: str) -> int:
         return self.axes.index(one_of(name, self.axes, "axis"))

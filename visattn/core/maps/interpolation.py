@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from visattn._support.checks import one_of
 from visattn._support.types import Interpolation
 from visattn.core.geometry import Box, Geometry
+from visattn.core.maps.heatmaps import Heatmap
+from visattn.errors import MapError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LEAST = 1e-3  # least total weight of the cells around a pixel beside a hole
+
+
+def heatmap_of(source: Any, geometry: Geometry, interpolation: Interpolation) -> Heatmap:  # noqa: ANN401 - its class imports this file
+    """Interpolate an `AttentionMap` to the photo's own pixels; see `AttentionMap.to_heatmap`."""
+    one_of(interpolation, tuple(KERNELS), "interpolation")
+    _check_fit(source, geometry)
+    box, (rows, columns) = source.layout.box, source.layout.grid
+    grid, seen = source.values.detach().float().cpu().numpy(), geometry.seen(box)
+    top, left, bottom, right = (int(side) for side in seen)
+    values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
+    values[..., top:bottom, left:right] = resampled(grid, geometry, box, seen, interpolation)
+    sinks = source.facts.sinks[0] if len(source.facts.sinks) == 1 else ()
+    cells = (geometry.patch_box(sink.row, sink.column, (rows, columns), box) for sink in sinks)
+    parameters = source.provenance.parameters | {"interpolation": interpolation}
+    return Heatmap(
+        values,
+        source.axes,
+        seen,
+        source.meaning,
+        replace(source.provenance, geometry=geometry, parameters=parameters),
+        grid,
+        dict(source.labels),
+        tuple(((cell.top + cell.bottom) / 2, (cell.left + cell.right) / 2) for cell in cells),
+        tuple(geometry.to_photo(y, x) for y, x in source.facts.query_at),
+        source.signed,
+    )
+
+
+def _check_fit(source: Any, geometry: Geometry) -> None:  # noqa: ANN401
+    """Check that a map is of one photo, on a grid of rows and columns, and was made for the input of a geometry."""
+    if "batch" in source.axes:
+        raise MapError("a heatmap shows one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
+    if len(source.layout.grid) != 2:
+        raise MapError(f"a heatmap needs a grid of rows and columns, got {source.layout.grid}.")
+    box, size = source.layout.box, source.facts.input_size
+    if size is None:  # the map need not reach the edge: it lies within one patch of it
+        patch = box.height / source.layout.grid[0], box.width / source.layout.grid[1]
+        fits = abs(box.bottom - geometry.input[0]) < patch[0] and abs(box.right - geometry.input[1]) < patch[1]
+    else:
+        fits = size == geometry.input
+    if not fits:
+        made = " x ".join(f"{side:g}" for side in size or (box.bottom, box.right))
+        given = " x ".join(map(str, geometry.input))
+        raise MapError(
+            f"the map was made for {made} input pixels, but the geometry has {given}. Pass the geometry of this photo."
+        )
 
 
 def resampled(

@@ -22,7 +22,7 @@ from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
 from visattn.core.provenance import Provenance
-from visattn.errors import OptionError, ShapeError
+from visattn.errors import OptionError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -31,13 +31,16 @@ if TYPE_CHECKING:
     from visattn.core.drawing import marks, overlays, pages, pictures, sheets, style as styles
     from visattn.core.drawing.pictures import Picture
     from visattn.core.drawing.style import Style
-    from visattn.core.maps import Heatmap, map_files as files, map_formats as formats, scaling
+    from visattn.core.maps import Heatmap, map_files as files, map_formats as formats, regions, scaling
+    from visattn.core.maps.regions import Region
 else:
     html, whole_files = Later("visattn._support.html"), Later("visattn._support.whole_files")
     marks, overlays, pages, pictures, sheets, styles = (
         Later(f"visattn.core.drawing.{name}") for name in ("marks", "overlays", "pages", "pictures", "sheets", "style")
     )
-    files, formats, scaling = (Later(f"visattn.core.maps.{name}") for name in ("map_files", "map_formats", "scaling"))
+    files, formats, regions, scaling = (
+        Later(f"visattn.core.maps.{name}") for name in ("map_files", "map_formats", "regions", "scaling")
+    )
 
 __all__ = ["Explanation"]
 
@@ -46,6 +49,7 @@ class DrawOptions(StyleOptions, total=False):
     """Options of `Explanation.draw`."""
 
     mass: float | None
+    box: str | None
     legend: bool
     caption: bool
 
@@ -109,17 +113,23 @@ class Explanation:
 
     @with_options(StyleOptions)
     def draw(
-        self, *, mass: float | None = None, legend: bool = False, caption: bool = False, **style: Unpack[StyleOptions]
+        self,
+        *,
+        mass: float | None = None,
+        box: str | None = None,
+        legend: bool = False,
+        caption: bool = False,
+        **style: Unpack[StyleOptions],
     ) -> tuple[Picture, Provenance]:
         """Draw the heatmap over the photo.
 
         Args:
             mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
+            box: `mass:0.5` or `quantile:0.9`: the bounding box of the largest part of this mask is drawn too; see `AttentionMap.box`.
             legend: Whether to draw the color bar with the values of its ends on a band below the picture.
             caption: Whether to write the predicted class, its probability and the target on a band below the picture.
-            style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions and
-                sampled points. Components of a
-                PCA become red, green and blue; no style applies to them.
+            style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions and sampled points.
+                Components of a PCA become red, green and blue; no style applies to them.
 
         Returns:
             The picture and its provenance, which includes the value range of the color scale.
@@ -127,42 +137,45 @@ class Explanation:
         Raises:
             ShapeError: If the map has components, but not three.
             OptionError: If an option is unknown or out of range, or `transparent` is combined with a band or components.
+            MapError: If the map has no such box.
         """
         chosen = styles.Style(**style)
         if chosen.transparent and (legend or caption):
             raise OptionError("transparent draws a layer of the photo's size, without a band. Leave legend and caption out.")
+        region = (
+            None if box is None else regions.region_of(self.panel, regions.Share.read(box), self.geometry, chosen.interpolation)
+        )
         if "component" in self.map.axes:
             if chosen.transparent:
-                raise OptionError(
-                    "components fill every pixel with their colors, so no layer is transparent. Leave transparent out."
-                )
-            if self.map.values.shape[: len(self.map.axes)] != (3,):
-                raise ShapeError(
-                    f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
-                )
+                raise OptionError("components fill every pixel, so no layer is transparent. Leave transparent out.")
             parts = overlays.rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
         heat = self.heatmap(chosen.interpolation)
         even = not heat.signed and scaling.nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
         if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:
             chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
-        draw = partial(self._drawn, heat=heat, mass=mass)
+        draw = partial(self._drawn, heat=heat, mass=mass, region=region)
         colored = overlays.layered(self.photo.size, heat, chosen, draw) if chosen.transparent else draw(self.photo, style=chosen)
         picture: Image.Image = colored
         record = colored.provenance
-        bar = None
-        if legend and "uncolored" not in record.drawing:
-            scale = scaling.resolved(chosen.normalize, heat.grid, heat.signed)
-            ends = tuple(f"{end:.3g}" for end in scaling.value_range(heat.grid, scale, heat.signed, holes=True))
-            bar = pages.Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
+        bar = pages.bar_of(heat, chosen) if legend and "uncolored" not in record.drawing else None
         if caption or bar:
-            picture = pages.captioned(picture, self._caption(chosen.rings) if caption else (), bar)
+            lines = [*self._caption(chosen.rings), *([region.words()] if region else [])]
+            picture = pages.captioned(picture, lines if caption else (), bar)
         settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
-        record = record.but(drawing=record.drawing | settings)
+        record = record.but(drawing=record.drawing | settings | {"box": region and region.facts()})
         return pictures.carrying(picture, record), record
 
     def _drawn(
-        self, background: Image.Image, /, *, heat: Heatmap, mass: float | None, style: Style, quiet: bool = False
+        self,
+        background: Image.Image,
+        /,
+        *,
+        heat: Heatmap,
+        mass: float | None,
+        region: Region | None,
+        style: Style,
+        quiet: bool = False,
     ) -> Picture:
         """Draw heatmap, outline, glimpses and boxes on a background of the photo's size."""
         colored = overlays.painted(background, heat, style, quiet=quiet)
@@ -170,6 +183,8 @@ class Explanation:
         if mass is not None:
             mask = self.panel.mass(mass).to_heatmap(self.geometry, "nearest")
             picture = overlays.ringed(marks.outline(picture, mask), heat, style)  # no line hides a ring
+        if region:
+            picture = overlays.ringed(marks.draw_box(picture, region.box, str(region.share), heat.seen), heat, style)
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = marks.draw_glimpses(picture, on_photo, heat.seen)
@@ -179,13 +194,11 @@ class Explanation:
 
     def _caption(self, rings: bool = True) -> list[str]:
         """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
-        facts, seen = self.provenance, self.geometry.seen()
+        facts, seen, (height, width) = self.provenance, self.geometry.seen(), self.geometry.photo
         how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
         lines = [*facts.target[:1], how]
-        if (seen.height, seen.width) != (self.photo.height, self.photo.width):
-            lines.append(
-                f"the model received {seen.height:g} x {seen.width:g} of {self.photo.height} x {self.photo.width} pixels"
-            )
+        if (seen.height, seen.width) != (height, width):
+            lines.append(f"the model received {seen.height:g} x {seen.width:g} of {height} x {width} pixels")
         marked = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
         if rings and marked:
             lines.append(f"rings: {', '.join(marked)}")
