@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         save_map as save_map,
     )
     from visattn.core.pipeline.captures import capture as capture
+    from visattn.core.pipeline.comparisons import comparison_page as comparison_page
     from visattn.core.pipeline.editing import intervene as intervene
     from visattn.core.pipeline.explaining import explain as explain, explain_batch as explain_batch
     from visattn.core.pipeline.explanation import Explanation as Explanation
@@ -96,6 +97,7 @@ _NAMES = {
     "attach": "nn",
     "capture": "core.pipeline.captures",
     "colorize": "core.drawing.overlays",
+    "comparison_page": "core.pipeline.comparisons",
     "contact_sheet": "core.drawing.sheets",
     "explain": "core.pipeline.explaining",
     "explain_batch": "core.pipeline.explaining",

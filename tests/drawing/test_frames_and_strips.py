@@ -246,7 +246,7 @@ def test_a_chosen_cell_keeps_its_line_beside_a_rest_of_one_cell(rows: list[Any])
     ],
 )
 def test_panels_of_one_axis_are_wrapped_into_full_and_roughly_square_rows(count: int, columns: int) -> None:
-    assert sheets._wrap(count) == columns
+    assert sheets.wrap(count) == columns
 
 
 @pytest.mark.parametrize(

@@ -30,5 +30,5 @@ Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  
 Criterion = Literal["norms", "weighted", "shared"]
 Layout = Literal["pca", "tsne", "umap"]
 View = Literal["overlay", "beside", "heads"]
-
+MeanBy = Literal["all", "class", "folder"]
 Engine = Literal["local", "ray"]

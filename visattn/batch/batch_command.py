@@ -15,7 +15,7 @@ import click
 from visattn._support.checks import printable
 from visattn._support.files import base_name, exists, is_folder
 from visattn._support.tables import to_json
-from visattn._support.types import Engine, MapFormat
+from visattn._support.types import Engine, MapFormat, MeanBy
 from visattn._support.whole_files import refusal, write_whole
 from visattn.core.command_line.faults import complain
 from visattn.core.command_line.late import LateCommand, method_options
@@ -38,7 +38,7 @@ from visattn.errors import OptionError, OutputError, VisattnError, VisattnWarnin
 if TYPE_CHECKING:
     from torch import nn
 
-    from visattn.batch import Asked, Entry
+    from visattn.batch import Asked, Entry, Wanted
 
 
 @click.command("batch", cls=LateCommand, late=method_options, before="mass", spare=True)
@@ -51,6 +51,11 @@ if TYPE_CHECKING:
 )
 @click.option("--pack-maps", is_flag=True, help="Save the raw maps of each batch in one .tar file.")
 @click.option("--stats", is_flag=True, help="Also write the statistics of every head over all images.")
+@click.option(
+    "--mean-by",
+    type=click.Choice(get_args(MeanBy)),
+    help="Also write the mean map of all images, of each predicted class, or of each folder.",
+)
 @click.option("--studies", is_flag=True, help="Also save each image as a study (.attn).")
 @click.option("--no-pictures", is_flag=True, help="Write no pictures.")
 @batch_size_option("Images")
@@ -116,6 +121,7 @@ def batch_command(
         "packed": options["pack_maps"],
         "study": options["studies"],
         "statistics": options["stats"],
+        "means": options["mean_by"],
     }
     wanted = Wanted(output, kind_of(options), not options["no_pictures"], **products, drawing=drawing)
     asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
@@ -151,6 +157,8 @@ def batch_command(
     sources = [item.source for item in items]
     if wanted.statistics:
         _write_tables(output, sources, asked, quiet)
+    if wanted.means:
+        _write_means(wanted, sources, quiet)
     for text in (*sorted(telling.common or ()), *other_lists(output / name, sources)):
         click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
@@ -228,6 +236,28 @@ def _write_tables(output: Path, sources: list[str], asked: Asked, quiet: bool) -
     note(quiet, f"{printable(str(output))}: statistics of {len(survey.photos)} images in {', '.join(found)}")
 
 
+def _write_means(wanted: Wanted, sources: list[str], quiet: bool) -> None:
+    """Write the mean maps of all images in the folder, those of other parts of the run too."""
+    from visattn.batch.means import collected, contents, files_of_run
+    from visattn.batch.statistics import in_turn
+
+    assert wanted.means is not None  # noqa: S101 - they are wanted
+    with in_turn(wanted.folder):
+        groups = collected(wanted.folder, sources)
+        if not groups:
+            return
+        *files, without = contents(groups, wanted.means)
+        for name, data in zip(files_of_run(wanted.kind), files, strict=True):
+            write_whole(wanted.folder / name, data)
+    count = sum(one.maps for one in groups.values())
+    note(
+        quiet,
+        f"{printable(str(wanted.folder))}: mean maps of {count} of {len(sources)} images in {len(groups) - len(without)} groups, in "
+        + ", ".join(files_of_run(wanted.kind)),
+        *(f"{group}: has no mean, as its maps are zero everywhere" for group in without),
+    )
+
+
 def _check(output: Path, options: dict[str, Any]) -> None:
     """Check that something is written, into a folder, and that options fit the engine.
 
@@ -242,8 +272,8 @@ def _check(output: Path, options: dict[str, Any]) -> None:
         raise OptionError(f"--gpus-per-actor must be a part of a GPU, such as 0.5, or a whole number of them, got {gpus:g}.")
     if not options["maps"]:
         refuse_beside("no --maps", ("map_format",))
-    if options["no_pictures"] and not any(options[name] for name in ("maps", "pack_maps", "stats", "studies")):
-        raise OptionError("--no-pictures leaves nothing to write. Pass --maps, --pack-maps, --stats or --studies too.")
+    if options["no_pictures"] and not any(options[name] for name in ("maps", "pack_maps", "stats", "studies", "mean_by")):
+        raise OptionError("--no-pictures leaves nothing to write. Pass --maps, --pack-maps, --stats, --studies or --mean-by too.")
     if exists(output) and not is_folder(output):
         raise OutputError(f"{printable(str(output))}: is a file, not a folder. Choose another name (-o/--output).")
 

@@ -26,7 +26,7 @@ from visattn._support.shortages import lacks_memory
 from visattn._support.threads import pool
 from visattn._support.untrusted import inside
 from visattn._support.whole_files import refusal, write_whole
-from visattn.batch import statistics
+from visattn.batch import means, statistics
 from visattn.batch.items import Item
 from visattn.batch.journal import Entry
 from visattn.batch.map_samples import sample_of
@@ -80,6 +80,7 @@ class _Answered(NamedTuple):
         answer: Its explanation, or the error.
         view: Its view in a study, if there is to be one.
         numbers: Its statistics, if they are wanted.
+        part: Its part of a mean, if means are wanted.
     """
 
     number: int
@@ -87,6 +88,7 @@ class _Answered(NamedTuple):
     answer: Explanation | VisattnError
     view: View | None = None
     numbers: PhotoNumbers | None = None
+    part: means.Part | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +135,7 @@ def _done(
 ) -> Iterator[list[Entry]]:
     reading: deque[tuple[int, list[Future[_Read]]]] = deque()
     writing: deque[tuple[list[_Answered], list[Future[Entry]]]] = deque()
+    frames = means.Frames()
 
     def ahead() -> None:
         for first, items in islice(left, 1):
@@ -151,6 +154,7 @@ def _done(
         answered = _answered(model, found, work, first)
         if first == 0:
             _check_alike(answered)
+        frames.check(one.part for one in answered if one.part)
         writing.append((answered, [writers.submit(_write, one, work.wanted, spare) for one in answered]))
         while len(writing) > _AHEAD:
             yield settled()
@@ -241,7 +245,11 @@ def _whole(
         return _Answered(number, one, view)
     if isinstance(numbers, VisattnError):
         return _Answered(number, one, numbers)
-    return _Answered(number, one, answer, view, numbers)
+    by = work.wanted.means
+    part = _attempt(lambda: means.part_of(answer, one.item.source, by)) if by else None
+    if isinstance(part, VisattnError):
+        return _Answered(number, one, part)
+    return _Answered(number, one, answer, view, numbers, part)
 
 
 def _check_alike(answered: Sequence[_Answered]) -> None:
@@ -325,6 +333,7 @@ def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: W
             (one.read.item.name, one.answer.map, one.answer.geometry) for one in good if isinstance(one.answer, Explanation)
         ),
         "statistics": lambda: statistics.serialized([one.numbers for one in good if one.numbers is not None]),
+        "means": lambda: means.serialized(one.part for one in good if one.part is not None),
     }
     outputs: dict[str, str] = {}
     for what, file in files.items():

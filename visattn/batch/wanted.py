@@ -12,8 +12,8 @@ from visattn._support.checks import printable
 from visattn._support.files import exists
 from visattn._support.language import flag
 from visattn._support.tables import STATISTICS
-from visattn._support.types import MapFormat
-from visattn.batch import statistics
+from visattn._support.types import MapFormat, MeanBy
+from visattn.batch import means, statistics
 from visattn.batch.image_sources import Batches
 from visattn.batch.items import Item
 from visattn.batch.journal import Journal, entries_of, files_of, journals_in
@@ -34,6 +34,7 @@ class Wanted:
         packed: Whether to write the raw maps of a batch into one file, as `pack_maps` does.
         study: Whether to write a study.
         statistics: Whether to write the statistics of each batch.
+        means: Groups of images whose mean maps are written; none by default.
         drawing: Options of `Explanation.draw`.
     """
 
@@ -45,6 +46,7 @@ class Wanted:
     packed: bool = False
     study: bool = False
     statistics: bool = False
+    means: MeanBy | None = None
     drawing: Mapping[str, Any] = field(default_factory=dict)
 
     def of_image(self, name: str) -> dict[str, str]:
@@ -56,8 +58,12 @@ class Wanted:
         return {what: file for what, file in every.items() if getattr(self, what)}
 
     def of_batch(self, first: int) -> dict[str, str]:
-        """Return the files of a batch by what they are: `packed` and `statistics`, relative to the folder."""
-        every = {"packed": f"maps/{first:08}.{self.kind}.tar", "statistics": statistics.file_of(first)}
+        """Return the files of a batch by what they are: `packed`, `statistics` and `means`, relative to the folder."""
+        every = {
+            "packed": f"maps/{first:08}.{self.kind}.tar",
+            "statistics": statistics.file_of(first),
+            "means": means.file_of(first),
+        }
         return {what: file for what, file in every.items() if getattr(self, what)}
 
     def names(self, name: str, first: int) -> set[str]:
@@ -66,7 +72,7 @@ class Wanted:
 
     def of_run(self) -> tuple[str, ...]:
         """Return the files of the whole run, relative to the folder."""
-        return STATISTICS if self.statistics else ()
+        return (*(STATISTICS if self.statistics else ()), *(means.files_of_run(self.kind) if self.means else ()))
 
 
 def check_outputs(

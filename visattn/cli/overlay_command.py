@@ -16,7 +16,7 @@ from visattn._support.whole_files import check_outputs, check_png, result_names,
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.input_options import input_options, inputs_of, with_photo
 from visattn.core.command_line.late import LateCommand, method_options
-from visattn.core.command_line.questions import kind_of, model_of, parameters, question_of
+from visattn.core.command_line.questions import kind_of, model_of, parameters, question_of, short_name
 from visattn.core.command_line.shared_options import (
     drawing_of,
     explaining_options,
@@ -36,6 +36,7 @@ from visattn.errors import MapError, OptionError
 
 if TYPE_CHECKING:
     from PIL import Image
+    from torch import nn
 
     from visattn.core.pipeline.question import Question
 
@@ -43,7 +44,7 @@ _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, c
 
 _TARGET = ("target", "versus", "target_space", "labels", "prompt", "task")
 _OF_MODEL = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "inputs", "image")
-_OF_MODELS = (*_OF_MODEL, "method", "legend", "caption", *_TARGET)
+_OF_MODELS = (*_OF_MODEL, "method", "compare", "legend", "caption", *_TARGET)
 
 
 @click.command("overlay", cls=LateCommand, late=method_options, before="mass", spare=True)
@@ -52,6 +53,7 @@ _OF_MODELS = (*_OF_MODEL, "method", "legend", "caption", *_TARGET)
 @input_options
 @explaining_options
 @photo_options
+@click.option("--compare", help="A second model, with its published weights: the maps of both side by side, on one color scale.")
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
 @click.option(
     "--save-map",
@@ -77,13 +79,16 @@ def overlay_command(
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --target "tiger cat"
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --method gradcam --layer all
     visattn overlay rgb.png --model net.py:build --image rgb --input depth=depth.npy
+    visattn overlay scene:7 --model scenes_vit --compare scenes_cnn
+    visattn overlay photo:chelsea --box mass:0.5
     """  # noqa: D301 - \b keeps click from wrapping the examples
     drawing_of(options)  # raises for values out of range before any file is read
     if options["map_file"]:
         refuse_beside("--map", (*_OF_MODELS, *parameters()))
     if any(map(is_study, images)):
         return _draw_study(images, output, overwrite, as_json, quiet, options)
-    targets = _targets(images, output, "map" if options["map_file"] else model_of(options) + kind_of(options))
+    compared = f"compare_{short_name(options['compare'])}." if options["compare"] else ""
+    targets = _targets(images, output, "map" if options["map_file"] else model_of(options) + compared + kind_of(options))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
@@ -108,8 +113,8 @@ def _draw_study(
     images: tuple[Path, ...], output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]
 ) -> int:
     """Draw each view of a study: the map that has the name of the method, or one that the recording gives."""
-    if len(images) > 1 or options["map_file"] or options["save_map"]:
-        raise OptionError("a study is drawn alone. Pass one .attn file, without other images, --map and --save-map.")
+    if len(images) > 1 or any(options[name] for name in ("map_file", "save_map", "compare")):
+        raise OptionError("a study is drawn alone. Pass one .attn file, without other images, --map, --save-map and --compare.")
     refuse_beside("a study", ("inputs", "image"))
     from visattn.core.drawing.pictures import to_png
 
@@ -180,6 +185,8 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     if every:
         refuse_beside("--layer all", ("mass", "box", "legend", "caption", "transparent", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
+    if options["compare"]:
+        return _drawing_two(model, options, question)
 
     def draw(photo: Image.Image) -> _Drawn:
         if inputs is None:
@@ -196,6 +203,29 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
             provenance,
             lambda: save_map(found.map, found.geometry, map_format(options["save_map"])),
         )
+
+    return draw
+
+
+def _drawing_two(model: nn.Module, options: dict[str, Any], question: Question) -> Callable[[Image.Image], _Drawn]:
+    """Return a function that draws the maps of two models on one scale."""
+    from visattn.core.drawing.pictures import to_png
+    from visattn.core.loading import load_model
+    from visattn.core.pipeline.comparisons import comparison_page
+    from visattn.core.pipeline.inputs import prepare
+    from visattn.core.pipeline.running import explained
+
+    refuse_beside("--compare", ("mass", "box", "legend", "caption", "transparent", "save_map", "inputs", "image"))
+    if question.parameters.get("layer") == "all":
+        raise OptionError("--compare draws one map of each model. Name a layer, or leave --layer out.")
+    names = [options["model"], options["compare"]]
+    models = [model, load_model(options["compare"], **{name: options[name] for name in ("seed", "img_size", "device")})]
+
+    def draw(photo: Image.Image) -> _Drawn:
+        both = [explained(one, [prepare(photo, one, **preparing(options))], question, seed=options["seed"])[0] for one in models]
+        told = [f"{name}: {text}" for name, one in zip(names, both, strict=True) for text in one.provenance.target]
+        page = comparison_page(both, names, title=both[0].provenance.image or "", notes=told, **style_of(options))
+        return to_png(page), page.provenance, bytes
 
     return draw
 

@@ -29,7 +29,7 @@ from visattn.errors import OptionError, ShapeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["contact_sheet"]
+__all__ = ["Panels", "contact_sheet", "wrap"]
 
 _TALLEST = 10  # largest panel height relative to its width
 _ROUNDING = 1e-6  # relative rounding error of a softmax in float32
@@ -181,7 +181,7 @@ def contact_sheet(
     labels = {name: [f"{name} {text}" if text.isdigit() else text for text in _labels(heat, name)] for name in heat.axes}
     if not named:
         (name,) = heat.axes
-        across = _wrap(sizes[name])
+        across = wrap(sizes[name])
         cells = [cell({name: i}) for i in range(sizes[name])]
         cells = [Cell(c.picture, f"{labels[name][i]}   {c.caption}".strip()) for i, c in enumerate(cells)]
         grid: list[list[Cell | None]] = [list(cells[i : i + across]) for i in range(0, len(cells), across)]
@@ -222,7 +222,7 @@ def _labels(heat: Heatmap, name: str) -> Sequence[str]:
     return heat.labels.get(name) or [str(i) for i in range(size)]
 
 
-def _wrap(count: int) -> int:
+def wrap(count: int) -> int:
     """Return the number of columns for `count` panels: one row for up to four, else a roughly square grid with a full last row."""
     if count <= 4:
         return count

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from visattn._support.faces import face
 
 if TYPE_CHECKING:
+    from visattn.core.maps.arithmetic import difference as difference, mean_map as mean_map
     from visattn.core.maps.attention_maps import AttentionMap as AttentionMap
     from visattn.core.maps.heatmaps import Heatmap as Heatmap
     from visattn.core.maps.map_facts import Detection as Detection, MapFacts as MapFacts
@@ -23,6 +24,7 @@ else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
+            ".arithmetic": ["difference", "mean_map"],
             ".attention_maps": ["AttentionMap"],
             ".map_facts": ["Detection", "MapFacts"],
             ".map_files": ["load_map", "load_maps", "pack_maps", "save_map"],

@@ -99,11 +99,12 @@ def mask_of(
 
 def region_of(
     attention_map: Any,  # noqa: ANN401
-    share: Share,
+    share: Share | str,
     geometry: Geometry | None,
-    interpolation: Interpolation = "bilinear",
+    interpolation: Interpolation,
 ) -> Region:
-    """Return the largest connected part of the mask; see `AttentionMap.box`."""
+    """Return the largest connected part of the mask of a share, or of its text; see `AttentionMap.box`."""
+    share = share if isinstance(share, Share) else Share.read(share)
     if attention_map.axes:
         axes = ", ".join(attention_map.axes)
         raise MapError(f"a box is of one map, but this one has the axes {axes}. Choose one entry with at(), or take the mean.")

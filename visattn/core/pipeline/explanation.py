@@ -142,9 +142,7 @@ class Explanation:
         chosen = styles.Style(**style)
         if chosen.transparent and (legend or caption):
             raise OptionError("transparent draws a layer of the photo's size, without a band. Leave legend and caption out.")
-        region = (
-            None if box is None else regions.region_of(self.panel, regions.Share.read(box), self.geometry, chosen.interpolation)
-        )
+        region = None if box is None else regions.region_of(self.panel, box, self.geometry, chosen.interpolation)
         if "component" in self.map.axes:
             if chosen.transparent:
                 raise OptionError("components fill every pixel, so no layer is transparent. Leave transparent out.")
