@@ -16,6 +16,7 @@ from gallery.house import house
 from gallery.layer import layer_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.readout import readout_sheet
+from gallery.regions import means_sheet, regions_sheet
 from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
 from gallery.space import space_pictures
 from gallery.viewer import viewer_screen
@@ -97,6 +98,8 @@ def main() -> None:
     _save("color_profile", profiles_sheet(model))
     _save("layer", layer_sheet(model))
     _save("even", even_sheet())
+    _save("regions", regions_sheet())
+    _save("means", means_sheet())
     _save("readout", readout_sheet(model))
     _save("windows", _windows())
     _save("targets", _targets(model))
