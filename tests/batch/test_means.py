@@ -61,7 +61,7 @@ def slow_means(folder: Path, by: str) -> dict[str, tuple[NDArray[np.float64], in
 
 def means_of(folder: Path) -> dict[str, tuple[NDArray[np.float32], int]]:
     found = visattn.load_maps(next(folder.glob("means.*.tar")))
-    return {name: (one.numpy(), one.provenance.parameters["mean of images"]) for name, one, _ in found}
+    return {name: (one.numpy(), one.provenance.parameters["mean of maps"]) for name, one, _ in found}
 
 
 def check(folder: Path, by: str) -> None:
@@ -72,7 +72,7 @@ def check(folder: Path, by: str) -> None:
         assert found[group][1] == count
 
 
-@pytest.mark.parametrize("by", ["class", "folder"])
+@pytest.mark.parametrize("by", ["class", pytest.param("folder", marks=pytest.mark.full)])
 def test_means_are_those_of_a_loop_over_the_saved_maps(by: str, photos: Path, run: Run) -> None:
     code, _, err = run("batch", "photos", *MODEL, "--maps", "--no-pictures", "--mean-by", by, "-o", "out")
     assert code == 1, err  # of the file that is no image
@@ -96,6 +96,7 @@ def test_parts_give_the_means_of_one_run(whole: dict[str, bytes], run: Run) -> N
     assert {name: Path("parts", name).read_bytes() for name in FILES} == whole
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_gives_the_means_of_one_that_was_not_disturbed(whole: dict[str, bytes], run: Run) -> None:
     for name in (*FILES, "sums/00000002.json"):
         Path("whole", name).unlink()
@@ -105,6 +106,7 @@ def test_a_run_that_goes_on_gives_the_means_of_one_that_was_not_disturbed(whole:
     assert {name: Path("whole", name).read_bytes() for name in FILES} == whole
 
 
+@pytest.mark.full
 def test_images_that_are_gone_are_in_no_mean(photos: Path, run: Run) -> None:
     given = ("batch", "photos", *MODEL, "--maps", "--no-pictures", "--mean-by", "all", "-o", "out")
     run(*given)

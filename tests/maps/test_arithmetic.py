@@ -79,7 +79,7 @@ def test_mean_is_that_of_a_loop_over_maps_with_padding_crops_holes_and_zeros(sca
     assert same(mean, slow_mean(maps, scale))
     assert mean.signed == signed
     told = mean.provenance
-    assert told.parameters == {"mean of images": 3 + (scale == "raw"), "scale": scale}
+    assert told.parameters == {"mean of maps": 3 + (scale == "raw"), "scale of maps": scale}
     assert any("zero everywhere" in note for note in told.notes) == (scale == "relative")
     assert told.geometry is not None
     assert (told.model, told.method) == ("vit", "rollout")
@@ -172,7 +172,7 @@ def test_difference_is_that_of_a_loop_over_cells(scale: Any) -> None:
     assert found.signed
     assert found.meaning == "difference of attention"
     assert found.provenance.image == "1.png minus 2.png"
-    assert found.provenance.parameters["scale"] == scale
+    assert found.provenance.parameters["scale of maps"] == scale
     assert same(difference(other, one, scale), {place: b[place] - a[place] for place in a})
 
 
@@ -195,3 +195,21 @@ def test_differences_of_other_places_are_refused() -> None:
     with pytest.raises(MapError, match="attention and rollout"):
         difference(placed(1), rollout, "raw")
     assert difference(placed(1), rollout).meaning == "attention minus rollout"
+
+
+@pytest.mark.parametrize("given", [[placed(1).values], [None], 3, None], ids=["tensors", "None in a list", "number", "None"])
+def test_what_is_no_list_of_maps_is_refused(given: Any) -> None:
+    with pytest.raises(OptionError, match="map"):
+        mean_map(given)
+    with pytest.raises(OptionError, match=r"explanation\.map"):
+        difference(placed(1), given)
+
+
+def test_one_map_is_no_list_of_maps() -> None:
+    with pytest.raises(OptionError, match="several"):
+        mean_map(placed(1))  # type: ignore[arg-type]
+
+
+def test_sums_of_two_scales_are_not_added() -> None:
+    with pytest.raises(MapError, match="one scale"):
+        MapSum.of(placed(1), "raw").plus(MapSum.of(placed(2)))

@@ -16,7 +16,8 @@ import visattn
 from tests.cli.test_commands import Run, run
 from tests.maps.making import make_map
 from visattn.core.drawing import colormaps
-from visattn.core.maps import MapFacts
+from visattn.core.geometry import Box
+from visattn.core.maps import MapFacts, mean_map
 from visattn.core.provenance import Provenance
 from visattn.errors import MapError, OptionError
 
@@ -74,6 +75,26 @@ def test_maps_of_other_grids_share_a_scale_on_which_an_even_map_is_one() -> None
         _, ends = drawn(one, coarse, normalize="minmax")
         both = [each.values / each.values.mean() for each in (fine, coarse)]
         assert ends == pytest.approx([min(float(v.min()) for v in both), max(float(v.max()) for v in both)])
+
+
+def test_means_are_drawn_as_they_are_although_signs_cancel_in_one() -> None:
+    agree = make_map([[-1.0, 1], [-1, 1]])
+    cancel = [agree, replace(agree, values=-0.5 * agree.values + torch.tensor([[0.0, 0.2], [0, 0]]))]
+    means = [mean_map([agree, agree]), mean_map(cancel)]
+    pixels, ends = drawn(*means)
+    bound = max(float(one.values.abs().max()) for one in means)
+    assert ends == pytest.approx([-bound, bound])
+    values = [one.values.flatten().tolist() for one in means]
+    assert max(map(abs, values[1])) < 0.3
+    assert np.abs(np.subtract(levels_of(pixels, 2, "blue-white-red"), expected(values, -bound, bound))).max() <= 2
+
+
+def test_padding_counts_in_no_scale() -> None:
+    place = visattn.Geometry((32, 16), (32, 32), Box(0, 0, 32, 32))  # the right half lies beside the photo
+    padded = make_map([[1.0, 100], [3, 100]], provenance=Provenance(geometry=place, versions={}))
+    one = visattn.Explanation(Image.new("RGB", (16, 32)), place, padded)
+    figure = visattn.comparison_page([one], ["a"], normalize="minmax")
+    assert figure.provenance.value_range == pytest.approx((0.5, 50))
 
 
 def test_figures_that_would_compare_what_has_no_common_scale_are_refused() -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import numpy as np
 import torch
 
-from visattn._support.checks import one_of
+from visattn._support.checks import one_of, shown
 from visattn._support.language import option, worded
 from visattn._support.typed import typed
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.attention_maps import AttentionMap
 from visattn.core.maps.map_facts import MapFacts
 from visattn.core.provenance import Provenance
-from visattn.errors import MapError
+from visattn.errors import MapError, OptionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +27,7 @@ __all__ = ["SCALES", "MapScale", "MapSum", "check_alike", "frame_of", "on_own_me
 MapScale = Literal["relative", "raw"]
 _T = TypeVar("_T", Provenance, MapFacts)
 _FRAME = "the model's input, whatever part of each photo it holds"
+_SCALE = "scale of maps"  # parameter in the provenance
 _DIGITS = 64  # of a SHA-256 digest
 SCALES = {"relative": "multiples of each map's mean magnitude", "raw": "raw values"}
 
@@ -58,7 +59,7 @@ class MapSum:
         """Return the sum of a single map; see `mean_map`."""
         one_of(scale, get_args(MapScale), "scale")
         _check_one(one)
-        counted = _on_photo(one) & ~_holes(one)
+        counted = _counted(one)
         values = np.where(counted, one.values.detach().double().cpu().nan_to_num().numpy(), 0.0)
         if scale == "relative":
             values = _relative(one, values, counted)
@@ -72,10 +73,12 @@ class MapSum:
         """Return the sum of both.
 
         Raises:
-            MapError: If their maps differ in axes, grid, input or quantity.
+            MapError: If their maps differ in axes, grid, input, quantity or scale.
         """
         check_alike(self.like, other.like)
         _check_quantity(self.like, other.like)
+        if self.scale != other.scale:
+            raise MapError(f"sums of {SCALES[self.scale]} and of {SCALES[other.scale]} cannot be added. Use one scale.")
         one, two = self.like, other.like
         like = replace(
             one,
@@ -98,19 +101,19 @@ class MapSum:
             raise MapError(f"all of {self.empty} maps are zero everywhere, so they have no mean.")
         values = torch.from_numpy((self.total / np.maximum(self.counts, 1)).astype(np.float32))
         holes = tuple(np.flatnonzero(self.counts.ravel() == 0).tolist())
-        made, of = self.like.provenance, f"{self.maps} images"
+        made, of = self.like.provenance, f"{self.maps} maps"
         if made.image_sha256 is None or made.geometry is None:
             made = made.but(image=f"the mean of {of}", image_sha256=self.digest or None, geometry=frame_of(self.like))
         notes = [f"mean of {of}, {SCALES[self.scale]}, in the frame of the model's input"]
         if self.empty:
-            notes.append(f"{self.empty} more images are left out: their maps are zero everywhere")
+            notes.append(f"{self.empty} more maps are left out, as they are zero everywhere")
         if len(some := np.unique(self.counts)) > 1:
-            notes.append(f"cells have {some[0]} to {some[-1]} images, as parts of the input lie beside a photo or have no token")
-        made = made.but(parameters=made.parameters | {"mean of images": self.maps, "scale": self.scale}, notes=tuple(notes))
+            notes.append(f"cells have {some[0]} to {some[-1]} maps, as parts of the input lie beside a photo or have no token")
+        made = made.but(parameters=made.parameters | {"mean of maps": self.maps, _SCALE: self.scale}, notes=tuple(notes))
         return replace(self.like, values=values, layout=replace(self.like.layout, holes=holes), provenance=made)
 
 
-@typed()
+@typed(but=("maps",))
 def mean_map(maps: Iterable[AttentionMap], scale: MapScale = "relative") -> AttentionMap:
     """Return the mean of maps of one model's input, such as those of many photos.
 
@@ -127,9 +130,12 @@ def mean_map(maps: Iterable[AttentionMap], scale: MapScale = "relative") -> Atte
         The mean. Its provenance holds what all maps share, the number of maps and the scale.
 
     Raises:
+        OptionError: If something else than maps is given, or the scale is unknown.
         MapError: If there is no map, maps differ in axes, grid, input or quantity, one has a batch axis or principal components, zero has
             no meaning in them (`relative`), or all are zero everywhere.
     """
+    if isinstance(maps, AttentionMap) or not isinstance(maps, Iterable):
+        raise OptionError(f"maps must be several, such as a list, got {shown(maps)}.")
     sums = (MapSum.of(one, scale) for one in maps)
     first = next(sums, None)
     if first is None:
@@ -137,7 +143,7 @@ def mean_map(maps: Iterable[AttentionMap], scale: MapScale = "relative") -> Atte
     return reduce(MapSum.plus, sums, first).mean()
 
 
-@typed()
+@typed(but=("one", "other"))
 def difference(one: AttentionMap, other: AttentionMap, scale: MapScale = "relative") -> AttentionMap:
     """Return one map minus another at the same place, cell by cell, as a signed map.
 
@@ -153,6 +159,8 @@ def difference(one: AttentionMap, other: AttentionMap, scale: MapScale = "relati
         MapError: If the maps differ in axes, grid, input or place on the photo, one has a batch axis or principal components, zero has
             no meaning in them or one is zero everywhere (`relative`), or they are of different quantities (`raw`).
     """
+    for each in (one, other):
+        _check_one(each)
     check_alike(one, other)
     if scale == "raw":
         _check_quantity(one, other)
@@ -168,7 +176,7 @@ def difference(one: AttentionMap, other: AttentionMap, scale: MapScale = "relati
     holes = tuple(np.flatnonzero(sums[0].counts * sums[1].counts == 0).tolist())
     names: dict[str, Any] = {name: _minus(getattr(made, name), getattr(taken, name)) for name in ("model", "method", "image")}
     record = shared_facts(made, taken)
-    record = record.but(**names, parameters=record.parameters | {"scale": scale}, notes=(f"difference, {SCALES[scale]}",))
+    record = record.but(**names, parameters=record.parameters | {_SCALE: scale}, notes=(f"difference, {SCALES[scale]}",))
     return replace(
         one,
         values=torch.from_numpy((sums[0].total - sums[1].total).astype(np.float32)),
@@ -181,10 +189,14 @@ def difference(one: AttentionMap, other: AttentionMap, scale: MapScale = "relati
 
 
 def on_own_mean(one: AttentionMap) -> AttentionMap:
-    """Return a map in multiples of the mean of its magnitudes; one that is zero everywhere stays so."""
+    """Return a map in multiples of the mean of its magnitudes.
+
+    A map that is zero everywhere stays so, and so does a mean or a difference of maps that are on this scale.
+    """
     _check_one(one)
-    values = one.values.detach().double().cpu().numpy()
-    scaled = _relative(one, values, ~_holes(one))
+    if one.provenance.parameters.get(_SCALE) == "relative":
+        return one
+    scaled = _relative(one, one.values.detach().double().cpu().numpy(), _counted(one))
     return replace(one, values=torch.from_numpy(scaled.astype(np.float32)))
 
 
@@ -228,6 +240,8 @@ def check_alike(one: AttentionMap, other: AttentionMap) -> None:
 
 
 def _check_one(one: AttentionMap) -> None:
+    if not isinstance(one, AttentionMap):
+        raise OptionError(f"a map must be an AttentionMap, such as explanation.map, got {shown(one)}.")
     if "batch" in one.axes:
         raise MapError("a map with a batch axis is of several photos. Choose each one: map.at(batch=0).")
     if len(one.layout.grid) != 2:
@@ -260,18 +274,18 @@ def _holes(one: AttentionMap) -> NDArray[np.bool_]:
     return holes
 
 
-def _on_photo(one: AttentionMap) -> NDArray[np.bool_]:
-    """Return `(rows, columns)`: true where the center of the cell lies on the photo; everywhere if the place is unknown."""
+def _counted(one: AttentionMap) -> NDArray[np.bool_]:
+    """Return `(rows, columns)`: true where a cell has a value and its center lies on the photo, if the photo's place is known."""
     place, box = one.provenance.geometry, one.layout.box
     if place is None:
-        return np.ones(one.layout.grid, bool)
+        return ~_holes(one)
     starts, extents = (box.top, box.left), (box.height, box.width)
     inside = []
     for axis, cells in enumerate(one.layout.grid):
         centers = starts[axis] + (np.arange(cells) + 0.5) / cells * extents[axis]
         on_photo = place.window[axis] + centers * place.scale[axis]
         inside.append((on_photo >= 0) & (on_photo < place.photo[axis]))
-    return np.outer(*inside)
+    return np.outer(*inside) & ~_holes(one)
 
 
 def _frame_words(one: AttentionMap) -> str:

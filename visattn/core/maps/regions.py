@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from visattn._support.checks import between
-from visattn._support.language import option
+from visattn._support.language import option, worded
 from visattn._support.opencv import cv2
 from visattn._support.types import Interpolation
 from visattn.core.geometry import Box, Geometry
@@ -107,7 +107,8 @@ def region_of(
     share = share if isinstance(share, Share) else Share.read(share)
     if attention_map.axes:
         axes = ", ".join(attention_map.axes)
-        raise MapError(f"a box is of one map, but this one has the axes {axes}. Choose one entry with at(), or take the mean.")
+        how = worded("Choose one entry with at(), or take the mean.", "Choose another method.")
+        raise MapError(f"a box is of one map, but this one has the axes {axes}. {how}")
     mask = mask_of(attention_map, share, geometry, interpolation)
     count, _, facts, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=4)
     areas = facts[1:, cv2.CC_STAT_AREA]
