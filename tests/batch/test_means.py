@@ -178,6 +178,19 @@ def test_runs_without_a_mean_end_at_once_and_say_why(given: tuple[str, ...], cau
     assert not list(Path("out").glob("means*"))
 
 
+def test_parts_with_other_inputs_have_no_mean(tmp_path: Path, run: Run) -> None:
+    for number, size in enumerate([(64, 64), (64, 128)]):
+        (tmp_path / "two" / str(number)).mkdir(parents=True)
+        visattn.load_image("scene:0").resize(size).save(tmp_path / "two" / str(number) / "one.png")
+    model = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit", "--method", "rollout")
+    given = ("batch", "two", *model, "--no-pictures", "--mean-by", "folder", "--batch-size", "1", "-q", "-o", "out")
+    assert run(*given, "--shard", "0/2")[0] == 0
+    code, _, err = run(*given, "--shard", "1/2")
+    assert code == 4
+    assert "cells" in err
+    assert "--resize model" in err
+
+
 def test_damaged_sums_are_named(photos: Path, run: Run) -> None:
     given = ("batch", "photos", *MODEL, "--no-pictures", "--mean-by", "all", "-o", "out")
     run(*given)

@@ -127,6 +127,17 @@ def test_random_weights_of_one_are_told_of_all() -> None:
     assert mean_map([placed(1), placed(2, random=True)]).provenance.random
 
 
+def test_signed_means_are_not_scaled_again() -> None:
+    one = placed(1, signed=True)
+    mean = mean_map([one, replace(one, values=-0.5 * one.values)])
+    other = mean_map([placed(2, signed=True)])
+    assert mean.meaning == "relative attention"
+    again = mean_map([mean, other])
+    assert torch.allclose(again.values, (mean.values + other.values) / 2)
+    placeless = [replace(each, provenance=Provenance(versions={})) for each in (mean, other)]  # provenance decides nothing
+    assert torch.allclose(difference(*placeless).values, mean.values - other.values)
+
+
 def test_heads_stay_apart_and_keep_their_relation() -> None:
     one = make_map(torch.rand(2, *GRID, generator=torch.Generator().manual_seed(0)) + 0.1, ("head",))
     mean = mean_map([one, replace(one, values=one.values * 3)])
@@ -141,7 +152,7 @@ def test_heads_stay_apart_and_keep_their_relation() -> None:
         (make_map(torch.rand(GRID), box=Box(0, 0, 30, 48)), "0 to 30"),
         (replace(placed(1), facts=MapFacts(input_size=(64, 96))), "64 x 96"),
         (make_map(torch.rand(2, *GRID), ("head",)), "head 2"),
-        (make_map(torch.rand(GRID), meaning="rollout"), "attention and rollout"),
+        (make_map(torch.rand(GRID), meaning="rollout"), "relative attention and relative rollout"),
         (make_map(torch.rand(GRID), meaning="principal component"), "sign"),
         (make_map(torch.rand(2, *GRID), ("batch",)), r"at\(batch=0\)"),
         (replace(placed(1), facts=MapFacts(interval=True)), "raw"),
@@ -170,7 +181,7 @@ def test_difference_is_that_of_a_loop_over_cells(scale: Any) -> None:
     found = difference(one, other, scale)
     assert same(found, {place: a[place] - b[place] for place in a})
     assert found.signed
-    assert found.meaning == "difference of attention"
+    assert found.meaning == f"difference of {'relative ' if scale == 'relative' else ''}attention"
     assert found.provenance.image == "1.png minus 2.png"
     assert found.provenance.parameters["scale of maps"] == scale
     assert same(difference(other, one, scale), {place: b[place] - a[place] for place in a})
@@ -194,7 +205,7 @@ def test_differences_of_other_places_are_refused() -> None:
     rollout = replace(placed(2), meaning="rollout")
     with pytest.raises(MapError, match="attention and rollout"):
         difference(placed(1), rollout, "raw")
-    assert difference(placed(1), rollout).meaning == "attention minus rollout"
+    assert difference(placed(1), rollout).meaning == "relative attention minus relative rollout"
 
 
 @pytest.mark.parametrize("given", [[placed(1).values], [None], 3, None], ids=["tensors", "None in a list", "number", "None"])

@@ -101,6 +101,11 @@ def test_equal_pixels_are_in_the_mask_together() -> None:
     assert np.array_equal(one.mask(mass=1, **at), one.mask(mass=0.81, **at))  # type: ignore[arg-type] # zeros hold nothing
 
 
+def test_zeros_hold_nothing_although_the_least_value_is_close_to_them() -> None:
+    one = make_map([[1.0, 1e-8, 0], [0, 0, 0]])
+    assert pixels_of(one.mask(mass=1, geometry=WHOLE, interpolation="nearest")) == {(y, x) for y in (0, 1) for x in range(4)}
+
+
 def test_plateaus_stay_whole_although_interpolation_rounds() -> None:
     values = torch.full((6, 6), 0.1)
     values[2:4, 2:4] = 0.3

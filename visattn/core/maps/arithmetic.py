@@ -28,6 +28,7 @@ MapScale = Literal["relative", "raw"]
 _T = TypeVar("_T", Provenance, MapFacts)
 _FRAME = "the model's input, whatever part of each photo it holds"
 _SCALE = "scale of maps"  # parameter in the provenance
+_RELATIVE = "relative "  # in the meaning of a map on this scale
 _DIGITS = 64  # of a SHA-256 digest
 SCALES = {"relative": "multiples of each map's mean magnitude", "raw": "raw values"}
 
@@ -63,9 +64,9 @@ class MapSum:
         values = np.where(counted, one.values.detach().double().cpu().nan_to_num().numpy(), 0.0)
         if scale == "relative":
             values = _relative(one, values, counted)
-        empty = scale == "relative" and not values.any()
+        empty = scale == "relative" and _RELATIVE not in one.meaning and not values.any()
         layout = replace(one.layout, holes=())
-        like = replace(one, values=torch.zeros(values.shape), layout=layout)
+        like = replace(one, values=torch.zeros(values.shape), layout=layout, meaning=_quantity(one, scale))
         counts = (counted & (not empty)).astype(np.int64)
         return cls(like, values, counts, int(not empty), int(empty), scale, one.provenance.image_sha256 or "")
 
@@ -75,10 +76,10 @@ class MapSum:
         Raises:
             MapError: If their maps differ in axes, grid, input, quantity or scale.
         """
-        check_alike(self.like, other.like)
-        _check_quantity(self.like, other.like)
         if self.scale != other.scale:
             raise MapError(f"sums of {SCALES[self.scale]} and of {SCALES[other.scale]} cannot be added. Use one scale.")
+        check_alike(self.like, other.like)
+        _check_quantity(self.like, other.like)
         one, two = self.like, other.like
         like = replace(
             one,
@@ -127,7 +128,7 @@ def mean_map(maps: Iterable[AttentionMap], scale: MapScale = "relative") -> Atte
             count more.
 
     Returns:
-        The mean. Its provenance holds what all maps share, the number of maps and the scale.
+        The mean, whose meaning begins with "relative" on that scale. Its provenance holds what all maps share, their number and the scale.
 
     Raises:
         OptionError: If something else than maps is given, or the scale is unknown.
@@ -173,6 +174,7 @@ def difference(one: AttentionMap, other: AttentionMap, scale: MapScale = "relati
     sums = [MapSum.of(each, scale) for each in (one, other)]
     if any(each.empty for each in sums):
         raise MapError("one of the maps is zero everywhere, so it has no relative scale. Use scale='raw'.")
+    first, second = (each.like.meaning for each in sums)
     holes = tuple(np.flatnonzero(sums[0].counts * sums[1].counts == 0).tolist())
     names: dict[str, Any] = {name: _minus(getattr(made, name), getattr(taken, name)) for name in ("model", "method", "image")}
     record = shared_facts(made, taken)
@@ -181,7 +183,7 @@ def difference(one: AttentionMap, other: AttentionMap, scale: MapScale = "relati
         one,
         values=torch.from_numpy((sums[0].total - sums[1].total).astype(np.float32)),
         layout=replace(one.layout, holes=holes),
-        meaning=f"difference of {one.meaning}" if one.meaning == other.meaning else f"{one.meaning} minus {other.meaning}",
+        meaning=f"difference of {first}" if first == second else f"{first} minus {second}",
         provenance=record,
         signed=True,
         facts=shared_facts(one.facts, other.facts),
@@ -194,10 +196,8 @@ def on_own_mean(one: AttentionMap) -> AttentionMap:
     A map that is zero everywhere stays so, and so does a mean or a difference of maps that are on this scale.
     """
     _check_one(one)
-    if one.provenance.parameters.get(_SCALE) == "relative":
-        return one
     scaled = _relative(one, one.values.detach().double().cpu().numpy(), _counted(one))
-    return replace(one, values=torch.from_numpy(scaled.astype(np.float32)))
+    return replace(one, values=torch.from_numpy(scaled.astype(np.float32)), meaning=_quantity(one, "relative"))
 
 
 def frame_of(one: AttentionMap) -> Geometry:
@@ -263,8 +263,15 @@ def _relative(one: AttentionMap, values: NDArray[np.float64], counted: NDArray[n
             f"zero has no meaning of its own in {one.meaning}, so it has no relative scale. "
             + worded("Use scale='raw'.", "Use another method.")
         )
+    if _RELATIVE in one.meaning:
+        return values
     mean = float(np.abs(values[..., counted]).mean()) if counted.any() else 0.0
     return values / mean if mean else values
+
+
+def _quantity(one: AttentionMap, scale: MapScale) -> str:
+    """Return the meaning of a map's values on a scale."""
+    return one.meaning if scale == "raw" or _RELATIVE in one.meaning else f"{_RELATIVE}{one.meaning}"
 
 
 def _holes(one: AttentionMap) -> NDArray[np.bool_]:
