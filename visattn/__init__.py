@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from visattn.core.pipeline.explaining import explain as explain, explain_batch as explain_batch
     from visattn.core.pipeline.explanation import Explanation as Explanation
     from visattn.core.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
+    from visattn.core.pipeline.other_images import similar_to as similar_to
     from visattn.core.pipeline.preprocessing import Preprocessing as Preprocessing
     from visattn.core.pipeline.several_pictures import explain_pictures as explain_pictures, picture_page as picture_page
     from visattn.core.pipeline.stages import explain_stages as explain_stages, stage_page as stage_page
@@ -121,6 +122,7 @@ _NAMES = {
     "prepare_batch": "core.pipeline.inputs",
     "prepare_tensor": "core.pipeline.tensors",
     "save_map": "core.maps",
+    "similar_to": "core.pipeline.other_images",
     "stage_page": "core.pipeline.stages",
     "study": "studies",
 }

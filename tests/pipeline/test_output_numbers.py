@@ -103,7 +103,7 @@ def test_the_probability_of_a_label_is_its_own() -> None:
     ("target", "options", "words"),
     [
         ("output:4", {}, "has 4 numbers"),
-        ("output:one", {}, "must be a number"),
+        ("output:one", {}, "output:0 to output:3"),
         ("output:", {}, "names nothing"),
         ("label:", {}, "names nothing"),
         ("label:9", {}, "0 to 3"),

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import visattn
+from visattn.core.pipeline.label_files import read_labels
 from visattn.core.pipeline.passes import look
-from visattn.core.pipeline.targets import NoClasses, Target, read_labels
+from visattn.core.pipeline.targets import NoClasses, Target
 from visattn.errors import OptionError
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 0.0], [3.0, -2.0, 0.25, 1.0]])

@@ -15,7 +15,7 @@ from visattn.captioning import load_captioner
 from visattn.core.loading.model_folders import read_facts
 from visattn.core.loading.weights import FACTS, read_checkpoint
 from visattn.core.maps import load_map
-from visattn.core.pipeline.targets import read_labels
+from visattn.core.pipeline.label_files import read_labels
 from visattn.data import load_captions
 from visattn.errors import VisattnError
 from visattn.training import config

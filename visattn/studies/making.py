@@ -23,6 +23,7 @@ from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.asking import model_of
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.outputs import outputs_of, predicted_classes
+from visattn.core.pipeline.own_targets import for_each, once_each
 from visattn.core.pipeline.passes import Pass, with_readout
 from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import Question, ask
@@ -49,7 +50,7 @@ def study(
     images: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array, or a list of them
     *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
-    target: Of = None,
+    target: Of | Sequence[Of] = None,
     inputs: Mapping[str, Any] | None = None,
     name: str = "",
     weights: str | os.PathLike[str] = "auto",
@@ -66,7 +67,8 @@ def study(
         images: One image, or a list; see `visattn.explain`.
         methods: Names of methods; or names of maps, each with the options of its method, as in `{"the dog": {"method": "relevance",
             "target": "beagle"}}`. None: rollout, relevance, Grad-CAM and gates, as far as they apply.
-        target: Target of the class-specific methods, see `visattn.explain`; by default each photo's top class.
+        target: Target of the class-specific methods, see `visattn.explain`, or a list with one for each image; by default each photo's
+            top class.
         inputs: Inputs of the model for one image, such as words, or all that a processor of transformers returns; see `visattn.explain`.
             Words are shown as the tokenizer beside the weights spells them.
         name: Name of the views, such as a step of a training; it comes first in titles.
@@ -84,14 +86,16 @@ def study(
     """
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
-    asked = None if methods is None else _asked(methods, Target(target_of(target), **told))
     photos = _photos(images, inputs, how)  # a bad file fails before a model is loaded
+    make = once_each(lambda of: Target(of, **told))
+    targets = [make(of) for of in for_each(target, len(photos))]
+    asked = {id(of): None if methods is None else _asked(methods, of) for of in targets}
     model, notes = model_of(model, how, weights=weights, seed=seed, device=device)
     views = []
     with progress("photos", "photo") as bar:
-        for photo in photos:
+        for photo, of in zip(photos, targets, strict=True):
             prepared = prepare_with([photo], model, how) if inputs is None else prepare_inputs(inputs, photo, model, how)
-            view = view_of(model, prepared.with_notes(*notes), asked, Target(target_of(target), **told), seed)
+            view = view_of(model, prepared.with_notes(*notes), asked[id(of)], of, seed)
             views.append(replace(view, name=name, texts=texts_of(model, inputs or {}, view.recording)))
             bar.update()
     return Study(tuple(views))

@@ -111,7 +111,7 @@ def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:
         return Study(tuple(view for image in images for view in load_study(image)))
     from visattn import studies
     from visattn.core.images.sources import load_image
-    from visattn.core.pipeline.targets import read_labels
+    from visattn.core.pipeline.label_files import read_labels
 
     photos = [load_image(image, **reading(options)) for image in images]
     methods = None if options["methods"] is None else [name.strip() for name in options["methods"].split(",") if name.strip()]

@@ -24,8 +24,9 @@ _DIGEST = 6  # characters that tell two long names apart
 
 def question_of(options: dict[str, Any], **more: Any) -> Question:  # noqa: ANN401 - parameters of the method
     """Validate the method with its own options and the target, before a model is loaded."""
+    from visattn.core.pipeline.label_files import read_labels
     from visattn.core.pipeline.question import ask
-    from visattn.core.pipeline.targets import Target, read_labels
+    from visattn.core.pipeline.targets import Target
 
     given = {name: options[name] for name in parameters() if options[name] is not None} | more
     if options["method"] == "similarity" and "query" not in given:

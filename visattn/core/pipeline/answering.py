@@ -33,12 +33,6 @@ else:
 
 __all__ = ["answer", "of_model", "pixel_to_input", "with_target"]
 
-STEPS = {
-    "prompt": Later(f"{__package__}.prompts"),
-    "place": Later(f"{__package__}.output_places"),
-    "box": Later(f"{__package__}.output_boxes"),
-    "output": Later(f"{__package__}.output_numbers"),
-}  # files that complete a target
 _BOXES: Any = Later(f"{__package__}.detections")  # completes a map of such a query, or of a box
 _MUCH = 0.4  # share of the photo; the usual crop of a photo of 16:9 shows more
 
@@ -71,7 +65,7 @@ def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
     labels = labels_of(model) if target.labels is None else target.labels
     target = replace(target, task=target.task or task_of(model), labels=labels)
     for step in target.steps:
-        prepared, target = STEPS[step].completed(model, prepared, target)
+        prepared, target = Later(f"{__package__}.{step}").completed(model, prepared, target)
     return prepared, target
 
 

@@ -62,7 +62,8 @@ def _of_all(of: Of) -> Of:
     """
     if isinstance(of, Sequence) and not isinstance(of, str):
         if len(of) != 1:
-            raise OptionError(f"target must be one for all images, got {len(of)}. Make a call for each target.")
+            more = "A sum of labels is 'label:A,B'; one for each image is a target of explain_batch."
+            raise OptionError(f"target must be one, got {len(of)}. {more}")
         return of[0]
     return of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from visattn._support.typed import typed
 from visattn._support.types import LARGEST_BATCH
 from visattn.core.families.weight_facts import facts_read_once
 from visattn.core.methods.method_table import MethodName
+from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.asking import Asked, asked_of, model_of
 from visattn.core.pipeline.explanation import DrawOptions, Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
@@ -28,9 +30,9 @@ from visattn.core.pipeline.targets import Of, TargetOptions
 from visattn.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
-    from visattn.core.pipeline import tensors
+    from visattn.core.pipeline import own_targets, tensors
 else:
-    tensors = Later(f"{__package__}.tensors")
+    own_targets, tensors = Later(f"{__package__}.own_targets"), Later(f"{__package__}.tensors")
 
 __all__ = ["BATCH", "explain", "explain_batch", "explain_each"]
 
@@ -63,10 +65,10 @@ def explain(
         method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
             can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
             Grad-CAM if a target is given.
-        target: Class to explain, by index or name; None: the top class. `class:K`, `label:A,B`, `output:N`, `output:-N` and
-            `text:WORDS` say what they name. For dense outputs and detectors: `pixel:X,Y` (the class that is
-            predicted at a pixel of the upright photo), `mask:K` (a class, or a mask, over its pixels) or `box:N` (the class of a
-            detection). Any other model without a classification head needs a function from its output to one number per image. For
+        target: Class to explain, by index or name; None: the top class. `class:K`, `label:A,B`, `output:N`, `output:-N`,
+            `text:WORDS` and `similar:IMAGE` (or `similar_to(image)`) say what they name. For dense outputs and detectors: `pixel:X,Y`
+            (the class predicted at a pixel of the upright photo), `mask:K` (a class, or a mask, over its pixels) or `box:N` (the class of
+            a detection). Any other model without a classification head needs a function from its output to one number per image. For
             class-specific methods only.
         pixels: Input `(1, C, H, W)` that is ready for the model, in place of the preprocessing. `image` is then the picture that they show
             as a whole; without it, the pixels are shown with their normalization undone.
@@ -168,7 +170,7 @@ def explain_batch(
     images: Iterable[Any],
     *,
     method: MethodName | str = "auto",
-    target: Of = None,
+    target: Of | Iterable[Of] = None,
     batch_size: int = BATCH,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
@@ -185,7 +187,7 @@ def explain_batch(
         model: Name of a timm model, or a model.
         images: Images, see `explain`.
         method: See `explain`.
-        target: See `explain`; one target for all images, or None: the top class of each.
+        target: See `explain`; one for all images, or a list or an iterator with one for each. None: the top class of each.
         batch_size: Images that are read at once, 1 to 65,536. Image `i` is in batch `i // batch_size`, whatever the others are.
         weights: See `load_model`; only if `model` is a name.
         seed: See `explain`.
@@ -202,8 +204,14 @@ def explain_batch(
     between(batch_size, 1, LARGEST_BATCH, "batch_size")
     if drawing := [name for name in options if name in DrawOptions.__annotations__]:
         raise OptionError(f"{drawing[0]} is an option of the picture: .overlay({drawing[0]}=...) of each explanation.")
-    asked = asked_of(method, target, options, seed)
+    one: Any = target_of(target)
+    each = isinstance(one, Iterable) and not isinstance(one, str) and not callable(one)
+    asked = asked_of(method, None if each else one, options, seed)
     bare, notes = model_of(model, asked.how, weights=weights, seed=seed, device=device)
+    if each:
+        ask = partial(asked_of, method, options=options, seed=seed)
+        explanations: Iterator[Explanation] = own_targets.explain_each_target(bare, images, one, ask, batch_size, notes)
+        return explanations
     return explain_each(bare, images, asked, batch_size, notes)
 
 

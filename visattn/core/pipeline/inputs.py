@@ -66,6 +66,7 @@ class Prepared:
         spec: Known facts about the model's input.
         inputs: Other inputs of the model by keyword, such as words.
         seed: Seed of what the model draws in its forward pass.
+        how: Options that the pixels were made by from the photos; None if they came ready.
     """
 
     pixels: Tensor
@@ -77,6 +78,7 @@ class Prepared:
     spec: InputSpec | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    how: Preprocessing | None = None
 
     __repr__ = brief
 
@@ -198,7 +200,7 @@ def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) ->
     stated = spec.stated()
     stated["size"]["value"] = list(pixels.shape[-2:])
     shown = tuple(picture if isinstance(picture, Image.Image) else picture.photo for picture in pictures)
-    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec)
+    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec, how=how)
 
 
 def _by_rule(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from visattn._support import nested
 from visattn._support.checks import printable
 from visattn._support.language import option, worded
-from visattn.core.pipeline import prompts
+from visattn.core.pipeline import class_names, prompts
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.output_places import Place, Score, check_plain
 from visattn.core.pipeline.outputs import tensor_of
@@ -43,8 +43,9 @@ def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pre
     """
     assert target.named is not None  # noqa: S101 - the step was looked up by it
     kind, which = target.named
-    if not which:
-        raise OptionError(f"target {kind}: names nothing. {_EXAMPLES[kind]}")
+    if not which or (kind == "label" and "" in map(str.strip, which.split(",")) and not _is_one(which, target.labels)):
+        there = f" There are: {class_names.listed(target.labels)}." if target.labels and kind in ("class", "label") else ""
+        raise OptionError(f"target {kind}:{printable(which)} names nothing.{there} {_EXAMPLES[kind]}")
     if kind == "text":
         return prompts.completed(model, prepared, replace(target, of=None, prompt=which))
     if kind == "class":
@@ -63,13 +64,7 @@ def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pre
             )
         return prepared, _sum_of(several, target)
     check_plain(target)
-    found = _NUMBER.fullmatch(which)
-    if found is None:
-        raise OptionError(
-            f"target output:{printable(which)} must be a number, with a minus for what makes it smaller. {_EXAMPLES[kind]}"
-        )
-    sign, number = -1 if found[1] == "-" else 1, int(found[2])
-    return prepared, replace(target, of=Place(lambda output: _of_number(output, number, sign)))
+    return prepared, replace(target, of=Place(lambda output: _of_number(output, which)))
 
 
 _EXAMPLES = {
@@ -91,8 +86,10 @@ def _sum_of(which: Sequence[str], target: Target) -> Target:
 
     def settled(output: Any) -> Score:  # noqa: ANN401
         found = [one.resolve(output) for one in each]
-        if len({one.names for one in found}) < len(found):
-            raise OptionError(f"target label:{printable(','.join(which))} names a label twice. Name each once.")
+        names = [one.names[0] for one in found]
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+            once = ", ".join(dict.fromkeys(names))
+            raise OptionError(f"target label:{printable(','.join(which))} names {twice[0]} twice. Name each label once: {once}.")
         described = " + ".join(one.texts[0].partition(" = ")[0] for one in found)
         total = sum(float(one.scores[0]["score"]) for one in found)
         return Score(
@@ -102,14 +99,15 @@ def _sum_of(which: Sequence[str], target: Target) -> Target:
     return replace(target, of=Place(settled), target_space="logit")
 
 
-def _of_number(output: Any, number: int, sign: int) -> Score:  # noqa: ANN401
-    numbers = _numbers(output)
-    if number >= numbers.shape[1]:
-        last = numbers.shape[1] - 1
+def _of_number(output: Any, which: str) -> Score:  # noqa: ANN401
+    numbers, parts = _numbers(output), _NUMBER.fullmatch(which)
+    last = numbers.shape[1] - 1
+    if parts is None or int(parts[2]) > last:
         raise OptionError(
-            f"the output has {last + 1} number{'s' * (last > 0)} for each image, and output:{number} is not among them. "
-            f"Pass {option('target', f'output:{last}' if last == 0 else f'output:0 to output:{last}')}."
+            f"the output has {last + 1} number{'s' * (last > 0)} for each image, and output:{printable(which)} is not among them. "
+            f"Pass {'output:0' if last == 0 else f'output:0 to output:{last}'}, or with a minus, output:-{last}, for what makes it smaller."
         )
+    sign, number = -1 if parts[1] == "-" else 1, int(parts[2])
     told = f"{'minus ' * (sign < 0)}output {number} = {sign * float(numbers[0, number].detach()):.3g}"
     return Score(lambda output: sign * _numbers(output)[:, number], told)
 

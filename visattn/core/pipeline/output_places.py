@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from visattn._support import nested
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import worded
-from visattn.core.geometry import Box
+from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import Detection
+from visattn.core.pipeline import class_names
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import class_name, tensor_of
 from visattn.core.pipeline.targets import Target
@@ -46,8 +47,8 @@ def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pr
     check_plain(target)
     settle: Callable[[Any], Score]
     if kind == "pixel":
-        x, y = _numbers(which)
         geometry = prepared.geometry
+        x, y = _numbers(which, geometry)
         geometry.patch_at(y, x, geometry.input, Box(0, 0, *geometry.input))  # raises if the model did not receive the pixel
         down, across = geometry.to_input(y, x)
         share = down / geometry.input[0], across / geometry.input[1]
@@ -105,11 +106,15 @@ def check_plain(target: Target) -> None:
         raise OptionError(f"target {kind}:{printable(which)} has no versus and no target_space. Leave them out.")
 
 
-def _numbers(which: str) -> tuple[float, float]:
+def _numbers(which: str, geometry: Geometry) -> tuple[float, float]:
     try:
         x, y = (float(part) for part in which.split(","))
     except ValueError as error:
-        raise OptionError(f"a pixel target must be pixel:X,Y with numbers, got 'pixel:{printable(which)}'.") from error
+        top, left, bottom, right = geometry.seen()
+        raise OptionError(
+            f"a pixel target must be pixel:X,Y with numbers, got 'pixel:{printable(which)}'. The model received x {left:g} to {right:g} "
+            f"and y {top:g} to {bottom:g} of the photo."
+        ) from error
     return x, y
 
 
@@ -190,12 +195,20 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
 
 
 def index_of(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
-    """Return the number of a mask or box, or of a class that is given by name."""
+    """Return the number of a mask or box, or of a class that is given by name.
+
+    Raises:
+        OptionError: If there is none; the message says how many there are, or lists the closest names.
+    """
     number = whole_number(which)
-    if number is None and labels is not None:
-        names_of_classes = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in labels[:count]]
-        number = next((at for at, names in enumerate(names_of_classes) if which.lower() in names), None)
+    if number is None and which and labels is not None:
+        return class_names.index_of(which, labels, count)
     if number is None or not 0 <= number < count:
-        named = " or a class name" if labels is not None else ""
-        raise OptionError(f"target {kind}:{printable(which)}: pass a number from 0 to {count - 1}{named}.")
+        plural = {"query": "queries", "box": "boxes", "mask": "masks or classes"}[kind]
+        if not count:
+            raise OptionError(f"target {kind}:{printable(which)}: the model returned no {plural} for this photo.")
+        several = f"{count} {plural}" if count > 1 else f"1 {kind}"
+        last = f"{kind}:0 to {kind}:{count - 1}" if count > 1 else f"{kind}:0"
+        named = ", or a class by name" if labels is not None else ""
+        raise OptionError(f"target {kind}:{printable(which)}: the model returned {several}. Pass {last}{named}.")
     return number

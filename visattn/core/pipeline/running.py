@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from visattn._support.faces import Later
 from visattn._support.modes import in_own_modes
@@ -29,7 +29,15 @@ else:
 
 __all__ = ["explained", "looked"]
 
-_T = TypeVar("_T")
+T = TypeVar("T")
+
+
+class _Sized(Protocol):
+    @property
+    def pixels(self) -> Tensor: ...
+
+
+P = TypeVar("P", bound=_Sized)
 
 
 @in_own_modes
@@ -55,9 +63,10 @@ def explained(
 
     def run(some: Sequence[Prepared]) -> list[Explanation]:
         explanations = together.explained_together(model, some, question) if len(some) > 1 else None
-        return explanations or [_alone(model, one, question, passes) for one in some]
+        return explanations or [alone(model, one, question, passes) for one in some]
 
-    return _by_size(run, prepared, seed, alone=bool(question.runs_again or question.target.steps))
+    posed = [replace(photo, seed=seed) for photo in prepared]
+    return by_size(run, posed, each=bool(question.runs_again or question.target.steps))
 
 
 @in_own_modes
@@ -78,7 +87,7 @@ def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | 
         recordings = together.recorded_together(model, some, question) if len(some) > 1 else None
         return recordings or [_recorded_alone(model, one, question) for one in some]
 
-    return _by_size(run, prepared, seed)
+    return by_size(run, [replace(photo, seed=seed) for photo in prepared])
 
 
 def _recorded_alone(model: nn.Module, prepared: Prepared, question: Question | None) -> Recording:
@@ -86,33 +95,31 @@ def _recorded_alone(model: nn.Module, prepared: Prepared, question: Question | N
     return passed.recording.image(0)
 
 
-def _by_size(
-    run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence[Prepared], seed: int, *, alone: bool = False
-) -> list[_T]:
-    """Run over photos, those of one size together unless each has to run alone; return the results in order."""
+def by_size(run: Callable[[Sequence[P]], list[T]], photos: Sequence[P], *, each: bool = False) -> list[T]:
+    """Run over photos, those of one size together unless `each` has to run alone; return the results in order."""
     groups: dict[Any, list[int]] = defaultdict(list)
-    for number, photo in enumerate(prepared):
-        groups[number if alone else tuple(photo.pixels.shape)].append(number)
-    results: dict[int, _T] = {}
+    for number, photo in enumerate(photos):
+        groups[number if each else tuple(photo.pixels.shape)].append(number)
+    results: dict[int, T] = {}
     for numbers in groups.values():
-        results |= zip(numbers, _in_halves(run, [replace(prepared[number], seed=seed) for number in numbers]), strict=True)
-    return [results[number] for number in range(len(prepared))]
+        results |= zip(numbers, _in_halves(run, [photos[number] for number in numbers]), strict=True)
+    return [results[number] for number in range(len(photos))]
 
 
-def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence[Prepared]) -> list[_T]:
+def _in_halves(run: Callable[[Sequence[P]], list[T]], photos: Sequence[P]) -> list[T]:
     """Run over photos together; in halves if memory does not suffice."""
     try:
-        with telling_memory(prepared[0].pixels):
-            return run(prepared)
+        with telling_memory(photos[0].pixels):
+            return run(photos)
     except ResourceError:
-        if len(prepared) == 1:
+        if len(photos) == 1:
             raise
-    count = len(prepared)  # the error and its frames are gone here, with the tensors that they held
+    count = len(photos)  # the error and its frames are gone here, with the tensors that they held
     note(f"out of memory for {count} images together; they run in halves")
-    return [result for half in (prepared[: count // 2], prepared[count // 2 :]) for result in _in_halves(run, half)]
+    return [result for half in (photos[: count // 2], photos[count // 2 :]) for result in _in_halves(run, half)]
 
 
-def _alone(model: nn.Module, prepared: Prepared, question: Question, passes: Run) -> Explanation:
+def alone(model: nn.Module, prepared: Prepared, question: Question, passes: Run) -> Explanation:
     """Explain one photo, with as many passes as its method needs."""
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)

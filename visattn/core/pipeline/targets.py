@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
-from visattn._support.checks import one_of, printable, suggest, whole_number
+from visattn._support.checks import one_of, whole_number
 from visattn._support.faces import Later
-from visattn._support.files import is_file, regular
 from visattn._support.language import option, worded
-from visattn._support.notes import note
 from visattn._support.reprs import brief
 from visattn._support.typed import check_types
 from visattn._support.types import Space, Task
@@ -27,12 +24,17 @@ if TYPE_CHECKING:
 else:
     nested = Later("visattn._support.nested")
 
-__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "read_labels"]
+__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions"]
 
-_KINDS = {"place": ("pixel", "mask"), "box": ("box", "query"), "output": ("class", "label", "output", "text")}
-_NAMED = re.compile(r"\s*(class|label|output|pixel|mask|box|query|text)\s*:(.*)", re.DOTALL)
-_STEPS = {kind: step for step, kinds in _KINDS.items() for kind in kinds}
+_NAMED = re.compile(r"\s*(\w+)\s*:(.*)", re.DOTALL)
+KINDS = {  # files that complete targets which name something in the output
+    **dict.fromkeys(("class", "label", "output", "text"), "output_numbers"),
+    **dict.fromkeys(("pixel", "mask"), "output_places"),
+    **dict.fromkeys(("box", "query"), "output_boxes"),
+    "similar": "other_images",
+}
 Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
+class_names, other_images = Later(f"{__package__}.class_names"), Later(f"{__package__}.other_images")
 
 
 class TargetOptions(TypedDict, total=False):
@@ -86,6 +88,9 @@ class Target:
         check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
         if self.labels == "imagenet":
             object.__setattr__(self, "labels", imagenet_classes())
+        named = self.named
+        if named is not None and named[0] == "similar" and isinstance(self.of, str):
+            object.__setattr__(self, "of", other_images.similar_to(named[1]))
         if self.prompt is not None and (self.of is not None or self.target_space != "logit" or isinstance(self.versus, int)):
             raise OptionError(
                 f"{option('prompt')} is the target, and {option('versus')} another text. Leave out "
@@ -100,13 +105,16 @@ class Target:
     @property
     def named(self) -> tuple[str, str] | None:
         """Kind of what the target names in the output, such as `pixel` or `label`, and which it is; None if it is no such text."""
-        named = _NAMED.fullmatch(self.of) if isinstance(self.of, str) else None
+        if not isinstance(self.of, str):
+            return getattr(self.of, "named_target", None)  # an image to compare with
+        named = _NAMED.fullmatch(self.of)
         return None if named is None else (named[1], named[2].strip())
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Names of the steps that turn the target into a function of the output before the model runs, see `answering.STEPS`."""
-        return ("prompt",) * (self.prompt is not None) + (() if self.named is None else (_STEPS[self.named[0]],))
+        """Files that turn the target into a function of the output before the model runs; that of an unknown kind tells which there are."""
+        named = self.named
+        return ("prompts",) * (self.prompt is not None) + (() if named is None else (KINDS.get(named[0], "class_names"),))
 
     def resolve(self, output: Any) -> ResolvedTarget:  # noqa: ANN401 - whatever the model returns
         """Resolve the target for the model's output on a batch.
@@ -180,39 +188,14 @@ class Target:
         return [self._index(named, classes) for named in each]
 
     def _index(self, named: int | str, classes: int) -> int:
-        if (
-            isinstance(named, str) and (number := whole_number(named.removeprefix("LABEL_"))) is not None
-        ):  # as transformers counts
-            named = number
-        if isinstance(named, int):
-            if not 0 <= named < classes:
-                raise OptionError(f"target must be a class from 0 to {classes - 1}, got {named}.")
-            return named
-        if self.labels is None:
-            raise OptionError(
-                f"class names are unknown for this model, so '{printable(named)}' cannot be looked up. Pass an index, or the names: "
-                + worded("labels=[...], or labels='imagenet'.", "--labels FILE, or --labels imagenet.")
-            )
-        wanted = named.strip().lower()
-        names_of_classes = [
-            {label.lower(), *(part.strip().lower() for part in label.split(","))} for label in self.labels[:classes]
-        ]
-        matching = [index for index, names in enumerate(names_of_classes) if wanted in names]
-        if len(matching) == 1:
-            return matching[0]
-        if matching:
-            several = ", ".join(f"{index} ({printable(self.labels[index])})" for index in matching)
-            raise OptionError(f"'{printable(named)}' matches several classes: {several}. Pass an index.")
-        word = re.compile(rf"\b{re.escape(wanted)}\b")
-        holding = [index for index, names in enumerate(names_of_classes) if any(word.search(name) for name in names)]
-        if len(holding) == 1:
-            note(f"class '{printable(named)}' is understood as {holding[0]} ({printable(self.labels[holding[0]])})")
-            return holding[0]
-        words = [printable(min((name for name in names_of_classes[index] if word.search(name)), key=len)) for index in holding]
-        near = ", ".join(words[:8] or suggest(wanted, sorted(set().union(*names_of_classes)))) or "none found"
-        raise OptionError(
-            f"unknown class '{printable(named)}'. Close matches: {near}. Pass one of them, or an index from 0 to {classes - 1}."
-        )
+        number = whole_number(named.removeprefix("LABEL_")) if isinstance(named, str) else named  # as transformers counts
+        noun = "label" if self.task == "multi_label" else "class"
+        if number is None:
+            index: int = class_names.index_of(str(named), self.labels, classes, noun)
+            return index
+        if not 0 <= number < classes:
+            raise OptionError(f"target must be a {noun} from 0 to {classes - 1}, got {number}.")
+        return number
 
 
 @dataclass(frozen=True)
@@ -239,21 +222,6 @@ def _logits(output: Any) -> Any:  # noqa: ANN401
     """Return the field `logits` of an output that has several fields, else the output itself."""
     logits = tensor_of(output, "logits")
     return output if logits is None else logits
-
-
-def read_labels(path: Path) -> tuple[str, ...]:
-    """Read class names from a text file with one name per line; `imagenet` stands for those of ImageNet, unless there is such a file.
-
-    Raises:
-        OptionError: If the file cannot be read as text.
-    """
-    if str(path) == "imagenet" and not is_file(path):
-        return imagenet_classes()
-    try:
-        lines = regular(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{printable(str(path))}: labels must be a text file with one name per line; {error}.") from error
-    return tuple(line.strip() for line in lines if line.strip())
 
 
 def _without_class() -> str:
