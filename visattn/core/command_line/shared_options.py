@@ -115,6 +115,8 @@ def files_read(options: dict[str, Any]) -> list[Path]:
     named = [model.rpartition(":")[0]] if ".py:" in model else []
     named += [weights] if weights not in ("auto", "none") else []
     named += [file for _, _, file in (given.partition("=") for given in options.get("inputs", ())) if file]
+    kind, _, other = str(options.get("target") or "").partition(":")
+    named += [other.strip()] if kind.strip() == "similar" else []
     files = "labels", "map_file", "masks", "texts", "compare_weights"
     return [Path(name) for name in named] + [Path(options[name]) for name in files if options.get(name)]
 
@@ -139,7 +141,7 @@ def target_options(command: F) -> F:
         click.option(
             "--target",
             help="Class to explain, by index or name; by default the top class. Also class:K, label:K or label:A,B, output:N or output:-N, "
-            "text:WORDS; of dense outputs and detectors pixel:X,Y, mask:K, box:N, query:N.",
+            "text:WORDS, similar:IMAGE; of dense outputs and detectors pixel:X,Y, mask:K, box:N, query:N.",
         ),
         click.option("--versus", help="Another class, by index or name, whose score is subtracted from the target's."),
         click.option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -70,11 +70,29 @@ def are_embeddings(
     if task == "embedding" or _named(output) is not None or not prepared.spec_of(model).classifier:
         return True
     named = not isinstance(output, (Tensor, tuple)) and tensor_of(output, "logits") is not None
-    kind = Meaning.of(vectors_in(output), task, labels).kind
-    if kind == "unknown" and (named or owner(model) != "custom"):
-        kind = "logits"  # a library gave the model this head
-    if kind == "unknown":
-        return False
+    given = task or (None if labels is None else "classes")
+    if given is not None or named or owner(model) != "custom":  # a library gave the model this head
+        _refuse(model, Meaning.of(vectors_in(output), given or "classes", labels).kind)
+    return False
+
+
+def check_values(model: nn.Module, vectors: Tensor) -> None:
+    """Check that the outputs for several images `(B, d)` are not probabilities of classes. A row with a single 1 proves nothing.
+
+    Raises:
+        OptionError: If they are.
+    """
+    kind = Meaning.of(vectors, None, None).kind
+    if kind != "unknown" and not bool((vectors == vectors.round()).all(1).any()):
+        _refuse(model, kind)
+
+
+def _refuse(model: nn.Module, kind: str) -> NoReturn:
+    """Tell what the outputs are.
+
+    Raises:
+        OptionError: Always.
+    """
     without = worded("timm.create_model(..., num_classes=0), or model.fc = torch.nn.Identity()", "in timm num_classes=0")
     raise OptionError(
         f"{type(model).__name__}: its outputs are {kind}, and no embedding that could be similar to another. Take its head away "

@@ -15,7 +15,7 @@ from visattn._support.language import option
 from visattn._support.memory import OfWeights
 from visattn._support.modes import callers_autocast
 from visattn.core.images import image_facts
-from visattn.core.pipeline.embeddings import are_embeddings, embedded, rounding_in, vectors_in, with_words
+from visattn.core.pipeline.embeddings import are_embeddings, check_values, embedded, rounding_in, vectors_in, with_words
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.output_places import Place, Score
 from visattn.core.pipeline.targets import Target
@@ -28,13 +28,15 @@ class OtherImage(NamedTuple):
     """An image that photos are compared with, as a model sees it.
 
     Attributes:
-        unit: Its embedding divided by its norm, `(d,)`.
+        vector: Its embedding, `(d,)`.
+        unit: The same divided by its norm.
         name: Its name.
         of: What is compared, if nothing tells that the outputs are embeddings; else empty.
         notes: Its name with the digest of its file, and how it was read.
         rounding: Share of an embedding that is rounding.
     """
 
+    vector: Tensor
     unit: Tensor
     name: str
     of: str
@@ -97,9 +99,10 @@ class SimilarTo:
             raise OptionError(f"the other image of target {self}: {error}") from error
         facts, output = image_facts(prepared.photo), embedded(model, replace(prepared, seed=photo.seed))
         is_known = are_embeddings(output, model, prepared, target.task, target.labels)
-        unit = _unit(vectors_in(output)[0], facts.name)
+        vector = vectors_in(output)[0]
         notes = (f"compared with {facts.name} (sha256 {facts.sha256})", *(f"{facts.name}: {note}" for note in facts.notes))
-        return OtherImage(unit, facts.name, "" if is_known else "of the outputs ", notes, rounding_in(output))
+        of = "" if is_known else "of the outputs "
+        return OtherImage(vector, _unit(vector, facts.name), facts.name, of, notes, rounding_in(output))
 
 
 def similar_to(image: Any) -> SimilarTo:  # noqa: ANN401 - what `explain` takes as an image
@@ -134,12 +137,14 @@ def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pre
         raise OptionError(f"target {target.of} has no versus and no target_space. Leave them out.")
     other = target.of.seen_by(model, prepared, target)
     with_notes = with_words(model, prepared).with_notes(*other.notes)
-    return with_notes, replace(target, of=Place(lambda output: _settled(output, other)))
+    return with_notes, replace(target, of=Place(lambda output: _settled(output, other, model)))
 
 
-def _settled(output: Any, other: OtherImage) -> Score:  # noqa: ANN401
+def _settled(output: Any, other: OtherImage, model: nn.Module) -> Score:  # noqa: ANN401
     vectors = vectors_in(output).detach()
     _unit(vectors[0], "the photo")
+    if other.of:
+        check_values(model, torch.cat([vectors, other.vector.to(vectors)[None]]))
     value, is_same = float(_cosine(vectors, other.unit)[0]), not bool(_differ(vectors, other)[0])
     told = f"similarity {other.of}to {other.name} = {value:.3g}"
     told += "; the direction is the same up to rounding, so the gradient is zero" if is_same else ""

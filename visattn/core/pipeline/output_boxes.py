@@ -150,6 +150,8 @@ class _Asked:
         try:
             return index_of("box", self.which, len(names), None)
         except OptionError as error:
+            if not names:
+                raise
             there = [f"{number}: {name} {chance:.0%}" for number, (name, chance) in enumerate(zip(names, chances, strict=False))]
             more = ", ..." * (len(there) > _SHOWN)
             raise OptionError(f"{error} Boxes of this photo: {', '.join(there[:_SHOWN])}{more}") from error
