@@ -113,7 +113,9 @@ def test_provenance_is_written_and_never_used_as_data() -> None:
     files = [path for path in (Path(visattn.__file__).parent).rglob("*.py") if path.name not in PRINTS]
     read = [where for path in files for where in _read(path)]
     of_one_image = [where for where in read if "attention_maps.py" in where and where.endswith(("made.target", "made.scores"))]
-    assert set(read) == set(of_one_image), read  # selecting one image writes its target without the others'
+    by_class = [where for where in read if where.startswith("means.py") and ".provenance." in where]
+    assert {where.rpartition(".")[2] for where in by_class} == {"scores", "method"}  # the predicted class names a group of images
+    assert set(read) == {*of_one_image, *by_class}, read  # selecting one image writes its target without the others'
 
 
 @pytest.mark.parametrize("method", ["rollout", "attention", "captum.saliency"])

@@ -135,7 +135,7 @@ def test_signed_means_are_not_scaled_again() -> None:
     again = mean_map([mean, other])
     assert torch.allclose(again.values, (mean.values + other.values) / 2)
     placeless = [replace(each, provenance=Provenance(versions={})) for each in (mean, other)]  # provenance decides nothing
-    assert torch.allclose(difference(*placeless).values, mean.values - other.values)
+    assert torch.allclose(difference(placeless[0], placeless[1]).values, mean.values - other.values)
 
 
 def test_heads_stay_apart_and_keep_their_relation() -> None:

@@ -223,8 +223,7 @@ def _drawing_two(model: nn.Module, options: dict[str, Any], question: Question) 
 
     def draw(photo: Image.Image) -> _Drawn:
         both = [explained(one, [prepare(photo, one, **preparing(options))], question, seed=options["seed"])[0] for one in models]
-        told = [f"{name}: {text}" for name, one in zip(names, both, strict=True) for text in one.provenance.target]
-        page = comparison_page(both, names, title=both[0].provenance.image or "", notes=told, **style_of(options))
+        page = comparison_page(both, names, title=both[0].provenance.image or "", **style_of(options))
         return to_png(page), page.provenance, bytes
 
     return draw

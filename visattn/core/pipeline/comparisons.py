@@ -59,7 +59,8 @@ def comparison_page(
             shows every cell.
 
     Returns:
-        The figure, with the range of each map below its panel. PNG files of it store what the maps' provenances share.
+        The figure, with the range of each map below its panel, and targets and warnings below all. PNG files of it store what the maps'
+        provenances share.
 
     Raises:
         OptionError: If there is no map, or not a label for each.
@@ -85,9 +86,9 @@ def comparison_page(
     rows = [cells[first : first + across] for first in range(0, len(cells), across)]
     how = f"{resolved(chosen.normalize, values, signed)}, one scale for all panels"
     bar = _bar(low, high, chosen.colors(signed), f"{shown[0].map.meaning if scale == 'raw' else SCALES[scale]}, {how}")
-    facts = _facts([each.provenance for each in shown])
-    random = [f"{name}: {each.provenance.weights}" for name, each in zip(names, shown, strict=True) if each.provenance.random]
-    lines = [*notes, *random, *(f"warning: {text}" for text in facts.warnings)]
+    records = [each.provenance for each in shown]
+    facts, told = _facts(records), [f"{name}: {text}" for name, one in zip(names, records, strict=True) for text in _told(one)]
+    lines = [*notes, *told, *(f"warning: {text}" for text in facts.warnings)]
     page = sheet(rows, panel=panel, title=title, notes=lines, bar=bar)
     drawing = chosen.facts(signed) | {"interpolation": chosen.interpolation, "panel": panel, "scale": scale, "labels": names}
     return carrying(page, facts.but(normalization=how, value_range=(low, high), drawing=drawing))
@@ -124,6 +125,11 @@ def _drawn(panel: Panels, low: float, high: float, signed: bool, style: Style) -
 def _bar(low: float, high: float, colormap: str, what: str) -> Bar:
     ticks = tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5))
     return Bar(colormap, ticks, what)
+
+
+def _told(one: Provenance) -> list[str]:
+    """Return the target of a panel, and that its weights are random."""
+    return [*one.target, *([one.weights] if one.random else [])]
 
 
 def _facts(records: Sequence[Provenance]) -> Provenance:
