@@ -182,7 +182,7 @@ def test_maps_of_several_methods_have_no_common_scale() -> None:
         visattn.explain_pictures(Tracker().eval(), photos, [name], img_size=SIDE, **options)[name]
         for name, options in asked.items()
     )
-    with pytest.raises(OptionError, match="template by attention, search by gradcam"):
+    with pytest.raises(OptionError, match="template: attention, search: Grad-CAM"):
         visattn.picture_page({"template": one, "search": other})
     with pytest.raises(OptionError, match="got none"):
         visattn.picture_page({})

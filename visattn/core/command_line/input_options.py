@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ import click
 
 from visattn._support.checks import first_line, printable, unreadable
 from visattn._support.files import regular
+from visattn._support.json_files import decoded
 from visattn.core.command_line.shared_options import reading
 from visattn.errors import OptionError
 
@@ -86,7 +86,7 @@ def _with_lists(value: Any, path: str) -> Any:  # noqa: ANN401
 def _parted(given: str) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     if not (name and equals and file) or "" in name.split("."):
-        raise OptionError(f"--input must be NAME=FILE, such as depth=depth.npy, got {printable(given)}.")
+        raise OptionError(f"--input must be NAME=FILE, the name of an input and a file for it, got {printable(given)}.")
     return name, file
 
 
@@ -126,7 +126,7 @@ def _of_npy(file: Path) -> np.ndarray[Any, Any]:
 def _of_json(file: Path) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    return np.array(json.loads(file.read_text(encoding="utf-8")))
+    return np.array(decoded(file.read_bytes(), list[Any]))
 
 
 def _of_csv(file: Path) -> np.ndarray[Any, Any]:

@@ -118,12 +118,12 @@ def _check_alike(explanations: Mapping[str, Explanation]) -> None:
     """Check that maps can be drawn on one color scale.
 
     Raises:
-        OptionError: If there are none, they were made by several methods, or one has several panels.
+        OptionError: If there are none, they are of several quantities, or one has several panels.
     """
-    methods = {name: explanation.provenance.method for name, explanation in explanations.items()}
-    if len({*methods.values()}) != 1:
-        made = ", ".join(f"{name} by {method}" for name, method in methods.items()) or "none"
-        raise OptionError(f"pictures on one scale must be explained by one method, got {made}. Name the method.")
+    quantities = {name: explanation.map.meaning for name, explanation in explanations.items()}
+    if len({*quantities.values()}) != 1:
+        given = ", ".join(f"{name}: {quantity}" for name, quantity in quantities.items()) or "none"
+        raise OptionError(f"maps on one scale must be of one quantity, got {given}. Name one method for all.")
     several = next((name for name, explanation in explanations.items() if explanation.panel.axes), None)
     if several is not None:
         raise OptionError(f"{several}: its map has several panels. Choose one: explanation.at(component=0).")
