@@ -49,9 +49,9 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
     """Return the module whose output Grad-CAM reads for a place in the model's output; of several images, in the image's own branch.
 
     For a box it is the last feature map through which all of its score and its corners are computed: its level of a pyramid, and not a map
-    of class scores or of one branch. For pixels and masks it is the end of the encoder, as the bottleneck of a U-Net: of the feature maps
-    before anything is enlarged, the last of those with the most channels. For a box it is that, too, if the last common map is followed by
-    coarser ones: if the box is read from several levels.
+    of scores and corners, or of one branch. For pixels and masks it is the end of the encoder, as the bottleneck of a U-Net: of the
+    feature maps before anything is enlarged, the last of those with the most channels. For a box it is that, too, if it is read from
+    several levels, so that the last common map is followed by coarser ones.
 
     Args:
         model: The model; it runs forward and backward once.
@@ -191,8 +191,8 @@ def _of_makers(maps: Sequence[_Map], graph: GradientGraph) -> list[_Map]:
 
 
 def _last_common(graph: GradientGraph, maps: Sequence[_Map]) -> str | None:
-    """Return the last map that all ways pass; None if there is none, or coarser ones follow."""
-    common, at = graph.on_all_ways(), {one.node: one for one in maps}
+    """Return the last map that all ways pass, but none of scores and corners; None if there is none, or coarser ones follow."""
+    common, at = graph.on_all_ways() - graph.before_weights(), {one.node: one for one in maps}
     least = None
     for node in graph.edges:
         if node in common and node in at:

@@ -9,7 +9,9 @@ from visattn._support.modes import in_own_modes
 from visattn.core.maps import AttentionMap
 from visattn.core.methods.taps import cam_method, tap
 from visattn.core.records import Recording
+from visattn.errors import OptionError
 
+_ROUNDING = 1e-5  # share of the mean absolute gradient
 _XGRAD = 1e-7  # as in the authors' code; avoids division by 0 for empty channels
 
 
@@ -31,13 +33,18 @@ def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype =
         Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
-        OptionError: If the features or their gradient do not exist.
+        OptionError: If the features or their gradient do not exist, or the gradient of every channel is 0 on average, up to rounding.
 
     Reference:
         Selvaraju et al., "Grad-CAM", ICCV 2017, arXiv:1610.02391. Differs on tokens: prefix tokens are left out.
     """
     tapped = tap(recording, layer, dtype)
     weights = tapped.gradient.mean(-1, keepdim=True)
+    if 0 < weights.abs().max() < _ROUNDING * tapped.gradient.abs().mean(-1).max():
+        raise OptionError(
+            f"{tapped.layer}: the gradient of every channel is 0 on average, as before a normalization over positions, so the weights of "
+            "Grad-CAM would be rounding errors. Use method 'hirescam' or 'layercam', or another layer."
+        )
     return tapped.map((weights * tapped.features).sum(1).clamp_(min=0), "Grad-CAM", "gradcam")
 
 
