@@ -75,7 +75,8 @@ def test_a_model_is_built_by_its_name_with_random_weights_of_a_seed() -> None:
     [
         ("tv:resnet51", "unknown model 'tv:resnet51'. Close matches: tv:resnet"),
         ("tv:qqqqqq", "unknown model 'tv:qqqqqq'. Close matches: none; see visattn.loading.list_models('tv:*')."),
-        ("tv:fasterrcnn_resnet50_fpn", "unknown model 'tv:fasterrcnn_resnet50_fpn'"),
+        ("tv:fasterrcnn_resnet51_fpn", "unknown model 'tv:fasterrcnn_resnet51_fpn'. Close matches: tv:fasterrcnn_resnet50_fpn"),
+        ("tv:r3d_18", "unknown model 'tv:r3d_18'"),
         ("tv:resnet50.IMAGENET1K", "unknown weights 'IMAGENET1K' for tv:resnet50; available: IMAGENET1K_V1, IMAGENET1K_V2."),
         ("tv:res\nnet", "unknown model 'tv:res\\nnet'"),
     ],
@@ -104,10 +105,12 @@ def test_family_owns_torchvision_classifiers_before_custom_models() -> None:
     class Mine(models.ResNet):  # type: ignore[misc]
         """Subclass of a torchvision model."""
 
-    assert list(FAMILIES) == ["trained", "timm", "torchvision", "huggingface", "custom"]
+    assert list(FAMILIES) == [
+        *("trained", "timm", "torchvision", "torchvision_detection", "torchvision_segmentation", "huggingface", "custom")
+    ]
     assert owner(Mine(models.resnet.BasicBlock, [1, 1, 1, 1])) == "torchvision"
     assert owner(nn.Sequential(nn.Conv2d(3, 4, 3))) == "custom"
-    assert owner(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)) == "custom"
+    assert owner(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)) == "torchvision_segmentation"
 
 
 # files

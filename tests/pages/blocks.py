@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCED = re.compile(r"^```(\w*) ?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`(visattn [a-z][^`]*)`( \(long\))?")
 _NAME = re.compile(r"visattn (\w+|train \w+)")  # a command's name alone

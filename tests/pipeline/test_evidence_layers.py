@@ -96,7 +96,7 @@ def test_the_map_that_feeds_all_heads_is_found(build: Callable[[], nn.Module]) -
 
 def test_a_box_that_is_not_there_is_said_to_be_missing_and_not_the_layer() -> None:
     model = randomized(retinanet)
-    with pytest.raises(OptionError, match=r"target box:9999: pass a number from 0 to \d+\."):
+    with pytest.raises(OptionError, match=r"target box:9999: the model returned \d+ boxes\. Pass box:0 to box:\d+\."):
         visattn.explain(model, PHOTO, method="gradcam", target="box:9999", img_size=96)
 
 

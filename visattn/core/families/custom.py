@@ -13,6 +13,7 @@ from visattn.core.capturing import ModelDescription, Placement
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.sizes import first_size
 from visattn.core.families.spec import InputSpec, declared_preprocessing, per_channel, sources
+from visattn.core.families.weight_facts import facts_of
 from visattn.core.geometry import Box
 from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout
@@ -37,8 +38,10 @@ def repeated(model: nn.Module, prefix: str = "", around: frozenset[nn.Module] = 
     return blocks
 
 
-def labels(_model: nn.Module) -> None:
-    """Return None: the names of the classes are unknown."""
+def labels(model: nn.Module) -> tuple[str, ...] | None:
+    """Return the names of the classes if they were stated for these weights."""
+    facts = facts_of(model)
+    return None if facts is None or facts.changed else facts.classes
 
 
 def head(_model: nn.Module) -> None:

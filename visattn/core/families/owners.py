@@ -33,6 +33,11 @@ def _is_detector_of_torchvision(model: nn.Module) -> bool:
     )
 
 
+def _is_segmenter_of_torchvision(model: nn.Module) -> bool:
+    """Check whether a model is a segmentation network of torchvision."""
+    return any(kind.__module__.startswith("torchvision.models.segmentation.") for kind in type(model).__mro__)
+
+
 def _is_of_transformers(model: nn.Module) -> bool:
     """Check whether a model is of transformers, with its configuration."""
     return hasattr(model, "config") and any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
@@ -43,6 +48,7 @@ OWNS: Mapping[str, Callable[[nn.Module], bool]] = {  # the first that owns a mod
     "timm": _is_of_timm,
     "torchvision": _is_of_torchvision,
     "torchvision_detection": _is_detector_of_torchvision,
+    "torchvision_segmentation": _is_segmenter_of_torchvision,
     "huggingface": _is_of_transformers,
     "custom": lambda _: True,
 }

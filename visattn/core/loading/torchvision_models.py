@@ -1,4 +1,4 @@
-"""torchvision classifiers by name.
+"""torchvision models by name: classifiers here, detectors and segmentation networks in `torchvision_dense`.
 
 `tv:resnet50` selects torchvision's default weights, `tv:resnet50.IMAGENET1K_V1` specific ones. The prefix `tv:` is required, because timm
 has models of the same names.
@@ -7,6 +7,7 @@ has models of the same names.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,22 @@ from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
 from visattn._support.checks import printable, suggest
-from visattn._support.language import worded
+from visattn._support.language import option, worded
 from visattn.core.families import torchvision as family
+from visattn.core.loading import torchvision_dense
 from visattn.core.loading.downloads import url_file
 from visattn.core.loading.initial_values import without_initial_values
 from visattn.core.loading.prefixes import TORCHVISION
 from visattn.core.loading.translation import classes_in, fill
 from visattn.core.loading.weights import digest, read_tensors
 from visattn.core.provenance import Provenance
-from visattn.errors import UnsupportedModel
+from visattn.errors import OptionError, UnsupportedModel
 
 _SIZED = {"vit": "image_size", "maxvit": "input_size"}  # name of the argument for a fixed input size
 
 
 def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | None) -> tuple[nn.Module, Provenance]:
-    """Build a torchvision classifier in evaluation mode.
+    """Build a torchvision model in evaluation mode.
 
     Args:
         name: `tv:resnet50`, or with the name of its weights, `tv:resnet50.IMAGENET1K_V1`.
@@ -43,10 +45,15 @@ def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | 
         The model, and the origin of its weights.
 
     Raises:
-        UnsupportedModel: If torchvision has no such classifier or weights.
+        OptionError: If a size is given for a model that takes photos of any size.
+        UnsupportedModel: If torchvision has no such model or weights.
         WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
     architecture, entry = _entry(name)
+    if architecture in torchvision_dense.architectures():
+        if img_size is not None:
+            raise OptionError(f"{printable(name)} takes photos of any size. Leave out {option('img_size')} when it is loaded.")
+        return torchvision_dense.load(name, entry, weights, seed)
     preset = _resized(entry.transforms(), img_size)
     sized = _sized(architecture, preset.crop_size[0])
     if weights == "none":
@@ -81,16 +88,20 @@ def built(name: str, size: int, **options: Any) -> nn.Module:  # noqa: ANN401
     Raises:
         UnsupportedModel: If torchvision has no such classifier.
     """
-    architecture, _ = _entry(name)
+    architecture, _ = _entry(name, models.list_models(module=models))
     plain = {"transform_input": False} if _inception(architecture) else {}
     model: nn.Module = _build(architecture, **plain, **_sized(architecture, size), **options)
     return model
 
 
-def _entry(name: str) -> tuple[str, Any]:
-    """Return the architecture and the weights entry for a name."""
+def _architectures() -> list[str]:
+    return [*models.list_models(module=models), *torchvision_dense.architectures()]
+
+
+def _entry(name: str, known: Sequence[str] = ()) -> tuple[str, Any]:
+    """Return the architecture and the weights entry for a name, which must be among those that are known: by default all."""
     architecture, _, tag = name.removeprefix(TORCHVISION).partition(".")
-    known = models.list_models(module=models)
+    known = known or _architectures()
     if architecture not in known:
         near = ", ".join(f"{TORCHVISION}{one}" for one in suggest(architecture, known)) or worded(
             "none; see visattn.loading.list_models('tv:*')", "none; run `visattn list 'tv:*'`"
@@ -141,6 +152,6 @@ def _translated(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:  #
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Return the names of classifiers with published weights, by name pattern with or without `tv:`."""
-    every = [f"{name}.{entry.name}" for name in models.list_models(module=models) for entry in models.get_model_weights(name)]
+    """Return the names of models with published weights, by name pattern with or without `tv:`."""
+    every = [f"{name}.{entry.name}" for name in _architectures() for entry in models.get_model_weights(name)]
     return [TORCHVISION + name for name in every if fnmatchcase(name, pattern) or fnmatchcase(TORCHVISION + name, pattern)]
