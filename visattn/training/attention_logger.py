@@ -30,7 +30,7 @@ from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap, Heatmap, value_range
 from visattn.core.maps.scaling import names_of, range_words, shows_nothing
 from visattn.core.methods import METHODS
-from visattn.core.methods.gate_maps import PLACES
+from visattn.core.methods.gate_maps import PLACES, numbered
 from visattn.core.methods.method import Method
 from visattn.core.methods.method_table import MethodName
 from visattn.core.pipeline.captures import capture
@@ -294,8 +294,8 @@ class AttentionLogger:
         assert method is not None  # noqa: S101 - chosen before the first figure
         layers = [self._question.parameters]
         if method is METHODS["gates"] and "layer" not in layers[0]:
-            placed = [each for each in recording.features if each.role in PLACES and each.layout is not None]
-            layers = [{"layer": name} for name in {each.layout: each.layer for each in placed}.values()] or layers
+            placed = [(name, each.layout) for name, each in numbered(recording, PLACES).items() if each.layout is not None]
+            layers = [{"layer": name} for name in {layout: name for name, layout in placed}.values()] or layers
         rows = []
         for parameters in layers:
             found = method.function(recording, **parameters)

@@ -58,17 +58,18 @@ def record(
     """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
     session = _Session(model, description, layers, values, gradients, remember)
     if gates:
-        session.find_gates()
+        session.watch.gates = session.finder
     tokens, activations = _chosen(session.watch.parts, description, features)
     session.keeps_last = features == "last"
     modules = session.watch.modules
     for name, module in session.streams():
         modules.before.setdefault(module, []).append(session.keep_stream(name))
     for name, module in tokens.items():
-        modules.after.setdefault(module, []).append(session.keep_tokens(name))
+        modules.after.setdefault(module, []).append(session.keep_output(name, tokens_alone=True))
     for name, module in activations.items():
-        modules.after.setdefault(module, []).append(session.keep_activation(name))
+        modules.after.setdefault(module, []).append(session.keep_output(name, tokens_alone=False))
     with ExitStack() as stack:
+        stack.callback(session.__dict__.pop, "_finder", None)  # which refers to the session
         telling(session.watch.parts, modules, session.keep_gate)
         stack.enter_context(session.watch.watching())
         stack.enter_context(listening(session.keep_gate))
@@ -103,6 +104,8 @@ def _matching(patterns: Sequence[str], parts: Parts) -> list[int]:
 class _Session:
     """Recording in progress. Tensors are copied during a forward pass; records are built from the copies at its end."""
 
+    _finder: finding.GateFinder | None = None
+
     def __init__(
         self, model: nn.Module, description: ModelDescription, layers: str, values: bool, gradients: bool, remember: bool
     ) -> None:
@@ -130,12 +133,12 @@ class _Session:
         self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
         self._features: list[Callable[[Forward], None]] = []
         self._stream: dict[str, _Stream] = {}  # last input of each module that attention is added to
-        self._finder: finding.GateFinder | None = None
+        self._telling: set[nn.Module] = set()  # modules that have told their gates
 
-    def find_gates(self) -> None:
-        """Also record gates that no module tells, by what the forward pass computes."""
-        self._finder = finding.GateFinder(self._names, self._keep_factor)
-        self.watch.find_gates(self._finder)
+    def finder(self) -> finding.GateFinder:
+        """Return the finder of gates that no module tells."""
+        self._finder = self._finder or finding.GateFinder(self._names, self._telling, self._keep_factor)
+        return self._finder
 
     def _drop(self) -> None:
         """Discard the copies of a forward pass."""
@@ -298,42 +301,20 @@ class _Session:
             return None
         return tokens.take(stream.value)
 
-    def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """Return a callback that keeps the output tokens of a module."""
-
-        def keep(_module: nn.Module, _args: object, result: Any) -> Any:  # noqa: ANN401
-            """Copy the output; return another one for the model if gradients are needed here and it has no graph."""
-            first = _first(result)
-            if not self.watch.running() or not isinstance(first, Tensor):
-                return None
-            slot = self.watch.want(first)
-            output = self._with_graph(first)
-            value = _owned(output)
-            self._copies.append(value)
-
-            def keep_feature(forward: Forward) -> None:
-                tokens = forward.tokens(slot)
-                if tokens is not None:
-                    self._keep(forward, layer, "tokens", output, value, tokens.take, tokens.layout)
-
-            self._features.append(keep_feature)
-            return None if output is first else with_first(result, output)
-
-        return keep
-
-    def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
+    def keep_output(self, layer: str, *, tokens_alone: bool) -> Callable[[nn.Module, Any, Any], Any]:
         """Return a callback that keeps a module's output: as tokens if it is `(B, N, D)` and could be traced.
 
-        Feature maps whose places were traced are kept with channels first, other outputs as they are.
+        Feature maps whose places were traced are kept with channels first, other outputs as they are. With `tokens_alone`, outputs of
+        any shape are kept as tokens, or not at all.
         """
-        self._wanted = True
+        self._wanted |= not tokens_alone
 
         def keep(_module: nn.Module, _args: object, result: Any) -> Any:  # noqa: ANN401
             """Copy the output; return another one for the model if gradients are needed here and it has no graph."""
             first = _first(result)
             if not self.watch.running() or not isinstance(first, Tensor):
                 return None
-            slot = self.watch.want(first) if first.ndim in (3, 4) else None
+            slot = self.watch.want(first) if tokens_alone or first.ndim in (3, 4) else None
             output = self._with_graph(first)
             value = _owned(output)
             self._copies.append(value)
@@ -341,14 +322,16 @@ class _Session:
             def keep_feature(forward: Forward) -> None:
                 """Keep the copy, when the forward pass has ended and its tokens are located."""
                 tokens = forward.tokens(slot)
-                if tokens is not None and first.ndim == 3:
+                if tokens is not None and (tokens_alone or first.ndim == 3):
                     self._keep(forward, layer, "tokens", output, value, tokens.take, tokens.layout)
                 elif tokens is not None and tokens.order is None and len(tokens.layout.grid) == 2:
                     self._keep(forward, layer, "activation", output, value, tokens.maps, tokens.layout)
-                else:
+                elif not tokens_alone:
                     self._keep(forward, layer, "activation", output, value, torch.Tensor.detach)
 
             self._features.append(keep_feature)
+            if tokens_alone:
+                return None if output is first else with_first(result, output)
             # the clone keeps its gradient if the model then writes into the output in place, as torchvision's DenseNet does
             return with_first(result, output.clone()) if self._gradients else None
 
@@ -363,8 +346,7 @@ class _Session:
         if module not in self._names or not self.watch.running():
             return
         self._wanted = True
-        if self._finder is not None:
-            self._finder.spoken_for.add(module)
+        self._telling.add(module)
         layer = self._names[module]
         if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
@@ -386,15 +368,9 @@ class _Session:
 
     def _keep_factor(self, factor: Tensor, product: Tensor, record: finding.Record) -> Tensor:
         """Copy a gate that features are multiplied by, to record it when the forward pass has ended; return the copy."""
-        self._wanted = True
-        value, slot = _owned(factor), self.watch.want(product)
+        value, slot, self._wanted = _owned(factor), self.watch.want(product), True
         self._copies.append(value)
-
-        def keep_feature(forward: Forward) -> None:
-            feature = record(forward.number, forward.tokens(slot))
-            self.recording.features += [] if feature is None else [feature]
-
-        self._features.append(keep_feature)
+        self._features.append(lambda forward: self.recording.features.extend(record(forward, slot)))
         return value
 
     def _keep(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,7 @@ class Watch:
         images: Whether any forward pass received an image.
         whole: Whether the whole model was called, and not only a part of it.
         ask: Called when a forward pass has ended, to ask for values that are read together.
+        gates: Returns the finder of gates, where there may be one; None if gates are not asked for.
         parts: Modules of the model.
         modules: Callbacks that run before and after module calls.
     """
@@ -99,6 +101,7 @@ class Watch:
         self._remember, self._gradients = remember, gradients
         self.parts = parts_of(model)
         self.ask: Callable[[Verdicts], None] | None = None
+        self.gates: Callable[[], GateFinder] | None = None
         self._mode = CaptureMode(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
@@ -138,12 +141,8 @@ class Watch:
         self._mode.tracer = self._mode.twin = None
         for callbacks in (self.modules.before, self.modules.after, self.modules.outside):
             callbacks.clear()
-        for name in ("_mode", "_finish", "_drop", "ask"):
+        for name in ("_mode", "_finish", "_drop", "ask", "gates"):
             self.__dict__.pop(name, None)
-
-    def find_gates(self, finder: GateFinder) -> None:
-        """Let a finder look for gates in each forward pass."""
-        self._mode.gates = finder
 
     def running(self) -> bool:
         """Check whether a forward pass of this model is running in this thread."""
@@ -229,13 +228,14 @@ class Watch:
         packed = _packed(inputs)
         pixels, grids = (_pixels(inputs), ()) if packed is None else packed
         self.forward += 1
+        self._mode.gates = self.gates
         self._mode.calls.clear()
         self._mode.hidden.clear()
         self._partial = self._mode.twin = None
         self._slots.clear()
         self._inputs = Inputs()
         candidates = TAPES.of(self._model) if self._remember else []
-        candidates = candidates if self._mode.gates is None else [tape for tape in candidates if tape.gated]
+        candidates = candidates if self.gates is None else list(filter(attrgetter("gated"), candidates))
         if pixels is not None:
             self.images = True
             self._inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
@@ -311,7 +311,7 @@ class Watch:
             answer = output.get("logits", output) if isinstance(output, Mapping) else getattr(output, "logits", output)
             known, readouts_fit = tracer.tape if tracer.known else None, self._asked(tracer)
             tape, place = tracer.finished(_tensors(answer)), self._description.place
-            tape.gated |= self._mode.gates is not None
+            tape.gated |= self.gates is not None
             if place is None and self._partial is not None and not tracer.known:
                 tape.conclusions = self._partial.completed(tape)
             if self._remember and tape.whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from visattn._support.language import worded
@@ -14,13 +15,14 @@ from visattn.core.methods.selection import one_forward
 from visattn.core.records import FeatureRecord, Recording
 from visattn.errors import OptionError
 
-__all__ = ["CLOSED", "GATES", "NO_GATES", "OPEN", "PLACES", "layer_of"]
+__all__ = ["CLOSED", "GATES", "NO_GATES", "OPEN", "PLACES", "layer_of", "numbered"]
 
 PLACES: tuple[Role, ...] = "spatial_gate", "gate"
 GATES: tuple[Role, ...] = *PLACES, "channel_gate", "branch_gate"
 NO_GATES = (
-    "the network has no gates: no module of visattn.nn, timm, torchvision or the authors' code, and none whose output is its input times a "
-    "factor per channel or position. In a module of your own, call visattn.nn.publish(self, 'spatial_gate', gate)."
+    "the network has no gates that were recorded. Method 'gates' and visattn.capture(model, gates=True) look for feature maps (B, C, H, W) "
+    "that are multiplied by a sigmoid, or the like, for each channel or position. In a module of your own, call "
+    "visattn.nn.publish(self, 'spatial_gate', gate)."
 )
 CLOSED, OPEN = 0.05, 0.95  # a gate beyond these counts as saturated
 
@@ -45,25 +47,35 @@ def gates(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
         The modules' own papers. A low gate does not mean that a location is unimportant, since later layers may scale the features
         up again.
     """
-    chosen = select(recording, layer, PLACES)
+    name, chosen = select(recording, layer, PLACES)
     if chosen.layout is None:
-        raise OptionError(f"{chosen.layer}: the position of its gate on the image could not be traced. Choose another layer.")
+        raise OptionError(f"{name}: the position of its gate on the image could not be traced. Choose another layer.")
     share = mixed(recording, chosen.layer)
-    notes = () if share is None else (f"{chosen.layer} acts with the weight {share:.3g}: y = x + {share:.3g} (A(x) - x)",)
-    return to_map(recording, "gates", "gate", chosen.value.float().mean(1), chosen.layout, {"layer": chosen.layer}, notes=notes)
+    notes = () if share is None else (f"{name} acts with the weight {share:.3g}: y = x + {share:.3g} (A(x) - x)",)
+    return to_map(recording, "gates", "gate", chosen.value.float().mean(1), chosen.layout, {"layer": name}, notes=notes)
 
 
-def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> FeatureRecord:
-    """Return the gate of one module, by index or name among those with one of these roles.
+def numbered(recording: Recording, roles: tuple[Role, ...]) -> dict[str, FeatureRecord]:
+    """Return the gates with one of these roles by name: that of the module, numbered from 0 if the module has several."""
+    features = [feature for feature in one_forward(recording).features if feature.role in roles]
+    counts, gates = Counter(feature.layer for feature in features), dict[str, FeatureRecord]()
+    for feature in features:
+        seen = sum(gate.layer == feature.layer for gate in gates.values())
+        gates[f"{feature.layer} #{seen}" if counts[feature.layer] > 1 else feature.layer] = feature
+    return gates
+
+
+def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> tuple[str, FeatureRecord]:
+    """Return one gate with its name, by index or name among those with one of these roles; see `numbered`.
 
     Raises:
         OptionError: If there is no such gate.
     """
-    found = [feature for feature in one_forward(recording).features if feature.role in roles]
-    if not found:
+    gates = numbered(recording, roles)
+    if not gates:
         raise OptionError(str(refusal(recording)))
-    name = layer_of(layer, [feature.layer for feature in found])
-    return [feature for feature in found if feature.layer == name][-1]
+    name = layer_of(layer, gates)
+    return name, gates[name]
 
 
 def layer_of(layer: int | str, names: Iterable[str], *, also: str = "", what: str = "such gates") -> str:

@@ -104,15 +104,13 @@ def one_pass(
     if target is not None:
         check_classes(model, spec, target)
     resolved, modes = None, modes_of(model, pixels)
+    kept: Any = {"values": values, "features": features, "gates": gates}
     with evaluating(model, frozen=True):
         if target is None:
-            with torch.no_grad(), capture(model, values=values, features=features, gates=gates) as recording:
+            with torch.no_grad(), capture(model, **kept) as recording:
                 output = answer_of(model, pixels, prepared)
         else:
-            with (
-                torch.enable_grad(),
-                capture(model, values=values, features=features, gates=gates, gradients=True) as recording,
-            ):
+            with torch.enable_grad(), capture(model, **kept, gradients=True) as recording:
                 output = answer_of(model, pixels, prepared)
             _check_called(model, recording, features)
             with torch.enable_grad():

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from visattn.core.capturing.following.tape_moves import MOVES, NOTHING, moved_by
 from visattn.core.capturing.tokens.arrangement import Arrangement
-from visattn.core.capturing.trace.operations import words
+from visattn.core.capturing.trace.operations import MULTIPLY, words
 from visattn.core.capturing.trace.tape import Attention, Entry, Ref, Tape
 
-_SCALES = words("mul multiply __mul__ __rmul__ __imul__")
 _ADDS = words("add __add__ __radd__ __iadd__")
 
 
@@ -118,7 +117,7 @@ def _projection(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Se
             if weight is None:
                 return None
             features = torch.arange(result.shape[-1]).expand(result.shape)
-        elif name in _SCALES and weight is not None:
+        elif name in MULTIPLY and weight is not None:
             scale = _scale(tape, entry, slot, features)
             if scale is None:
                 return None

@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from visattn.core.capturing.trace.operations import words
+from visattn.core.capturing.trace.operations import MULTIPLY, SQUASH, words
 from visattn.core.capturing.trace.tape import Entry, Ref, Tape
 
-MULTIPLY = words("mul multiply __mul__ __rmul__ __imul__")
-SIGMOIDS = words("sigmoid hardsigmoid expit")
 _CLIPS = words("relu6 hardtanh clamp clip")
-SQUASHES = SIGMOIDS | _CLIPS | {"tanh"}
 _DIVIDE = words("div divide true_divide __truediv__ __itruediv__")
 _WHOLE = words("""
     view view_as reshape reshape_as flatten unflatten permute transpose swapaxes swapdims movedim moveaxis T mT t squeeze unsqueeze expand
@@ -81,7 +78,7 @@ class Sources:
         """Return how the result of an entry is bounded: by itself, or as its arguments are."""
         entry = self.tape.entries[number]
         name = entry.operation.name if entry.operation.own else ""
-        if name in SQUASHES:
+        if name in SQUASH:
             return Factor(frozenset({number}), _strength(name, entry))
         images = [slot for slot in _read(entry) if slot in self.tape.descends]
         divides_by_image = name in _DIVIDE and len(images) > 1
@@ -133,7 +130,7 @@ class Sources:
 def _strength(name: str, entry: Entry) -> int:
     """Return the strength of a factor that an entry has bounded."""
     if name not in _CLIPS:
-        return _BOUNDED if name in SIGMOIDS else _SIGNED
+        return _SIGNED if name == "tanh" else _BOUNDED
     bounds = [value for value in (*entry.args[1:], *entry.kwargs.values()) if type(value) in (int, float)]
     return _BOUNDED if sorted(bounds)[:2] == [0, 1] else _CLIPPED
 

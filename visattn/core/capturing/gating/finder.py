@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from visattn.core.capturing.gating.factors import SQUASHES, Sources, operands
+from visattn.core.capturing.forward import Forward
+from visattn.core.capturing.gating.factors import Sources, operands
 from visattn.core.capturing.gating.owners import Running, owner, running_modules
 from visattn.core.capturing.gating.products import Multiplied, gate_record, multiplied
 from visattn.core.capturing.intercept.written_out import tensors_of
-from visattn.core.capturing.tokens.arrangement import Tokens
 from visattn.core.capturing.tokens.equations import Equation
+from visattn.core.capturing.trace.operations import SQUASH
 from visattn.core.capturing.trace.tape import Entry, Tape
 from visattn.core.capturing.trace.tracer import Tracer
 from visattn.core.records import FeatureRecord
 
-Record = Callable[
-    [int, Tokens | None], FeatureRecord | None
-]  # takes the number of the forward pass, and the tokens of the product
+# takes the forward pass that has ended, and the slot of the product
+Record = Callable[[Forward, int | None], list[FeatureRecord]]
 Keep = Callable[[Tensor, Tensor, Record], Tensor]  # takes a gate, the product and the record; returns the copy of the gate
 
 
@@ -31,7 +31,7 @@ class Gating(NamedTuple):
         product: Which of its factors it is.
         owner: Index of the module that computed it.
         within: Indices of all modules that ran when it was bounded.
-        before: Entry with another gate of this module whose result the features are; None if there is none.
+        before: Entry with another gate of this module whose result the features are, but not the gate; None if there is none.
     """
 
     product: Multiplied
@@ -48,22 +48,24 @@ class _Gate:
 
 
 class GateFinder:
-    """Finder of the gates of one capture.
+    """Finder of the gates of one capture."""
 
-    Attributes:
-        spoken_for: Modules that tell their own gates.
-    """
+    def __init__(self, modules: Mapping[nn.Module, str], telling: Collection[nn.Module], keep: Keep) -> None:
+        """Start without gates.
 
-    def __init__(self, modules: Mapping[nn.Module, str], keep: Keep) -> None:
-        """Start for the modules of a model, by name; `keep` receives each gate when the features are multiplied by it."""
-        self.spoken_for: set[nn.Module] = set()
-        self._modules, self._names, self._keep = list(modules), list(modules.values()), keep
+        Args:
+            modules: Modules of the model, with their names.
+            telling: Modules that tell their own gates; more may be added while the capture runs.
+            keep: Function that receives each gate when features are multiplied by it.
+        """
+        self._modules, self._names = list(modules), list(modules.values())
+        self._telling, self._keep = telling, keep
         self._sources: Sources | None = None
         self._gates: dict[Entry, _Gate] = {}
 
     def note(self, tracer: Tracer, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         """Note on a tape that is recorded whether its last entry bounds a tensor or multiplies features by a gate, and read that gate."""
-        if entry.operation.own and entry.operation.name in SQUASHES:
+        if entry.operation.own and entry.operation.name in SQUASH:
             entry.within = running_modules(self._modules, tracer)
         elif operands(entry):
             entry.gate = self._gating(tracer, entry, args, kwargs)
@@ -72,7 +74,7 @@ class GateFinder:
     def read(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         """Keep the gate of an entry that has just run, if it has one."""
         gating = entry.gate
-        if not isinstance(gating, Gating):
+        if not isinstance(gating, Gating) or not isinstance(out, Tensor):
             return
         with torch._C.DisableTorchFunction(), torch.no_grad():
             value = gating.product.gate(tensors_of(args, kwargs))
@@ -82,25 +84,28 @@ class GateFinder:
                 self._gates[entry] = earlier
                 return
             gate = self._gates[entry] = _Gate(out.shape)
-            gate.value = self._keep(value, out, lambda forward, tokens: self._record(gating, gate, forward, tokens))
+            gate.value = self._keep(value, out, lambda forward, slot: self._record(gating, gate, forward, slot))
 
     def clear(self) -> None:
         """Release the gates of a forward pass that has ended."""
         self._gates, self._sources = {}, None
 
     def _gating(self, tracer: Tracer, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gating | None:
-        sources = self._sources_of(tracer.tape)
+        sources, tape = self._sources_of(tracer.tape), tracer.tape
         equation = Equation.of(args) if entry.operation.name == "einsum" else None
         product = multiplied(sources, entry, equation, tensors_of(args, kwargs))
         if product is None:
             return None
-        squashing: list[Sequence[Running]] = [tracer.tape.entries[number].within for number in product.squashes]
-        features = operands(entry)[1 - product.side].slot
-        module = owner(squashing, running_modules(self._modules, tracer), sources.views(features), self._modules)
+        squashing: list[Sequence[Running]] = [tape.entries[number].within for number in product.squashes]
+        gate, features = (operands(entry)[side].slot for side in (product.side, 1 - product.side))
+        views = sources.views(features)
+        module = owner(
+            squashing, running_modules(self._modules, tracer), lambda slot: bool(views & sources.views(slot)), self._modules
+        )
         if module is None:
             return None
         number = sources.number(features)
-        before = None if number is None else tracer.tape.entries[number]
+        before = None if number is None or features in sources.behind(gate) else tape.entries[number]
         gating = None if before is None else before.gate
         continues = isinstance(gating, Gating) and (gating.owner, gating.product.of) == (module, product.of)
         within = frozenset(call.module for calls in squashing for call in calls)
@@ -111,8 +116,9 @@ class GateFinder:
             self._sources = Sources(tape)
         return self._sources
 
-    def _record(self, gating: Gating, gate: _Gate, forward: int, tokens: Tokens | None) -> FeatureRecord | None:
-        """Return the record of a gate; None if a module around it tells its own gates."""
-        if any(self._modules[index] in self.spoken_for for index in gating.within):
-            return None
-        return gate_record(self._names[gating.owner], forward, gate.value, gate.shape, tokens)
+    def _record(self, gating: Gating, gate: _Gate, forward: Forward, slot: int | None) -> list[FeatureRecord]:
+        """Return the record of a gate; none if a module around it tells its own gates, or if the gate is not one for each image."""
+        is_told = any(self._modules[index] in self._telling for index in gating.within)
+        if is_told or len(gate.value) != forward.inputs.batch:
+            return []
+        return [gate_record(self._names[gating.owner], forward.number, gate.value, gate.shape, forward.tokens(slot))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 from types import FrameType
 from typing import NamedTuple
@@ -54,13 +54,15 @@ def _slots(tensors: Collection[Tensor], tracer: Tracer) -> frozenset[int]:
 Calls = Sequence[Running]
 
 
-def owner(squashing: Sequence[Calls], multiplying: Calls, features: Collection[int], modules: Sequence[nn.Module]) -> int | None:
+def owner(
+    squashing: Sequence[Calls], multiplying: Calls, features: Callable[[int], bool], modules: Sequence[nn.Module]
+) -> int | None:
     """Return the index of the module that computed a gate.
 
     Args:
         squashing: Calls that ran when the gate was bounded, as by a sigmoid; of a sum of several, those of each.
         multiplying: Calls that ran when the features were multiplied by it.
-        features: Slots of the features and of the tensors that they are a view of.
+        features: Function of a slot that returns whether it holds the features, or a view of the same tensor.
         modules: All modules.
 
     Returns:
@@ -75,12 +77,12 @@ def owner(squashing: Sequence[Calls], multiplying: Calls, features: Collection[i
     return common[-1].module if common else None
 
 
-def _owner(squashing: Calls, multiplying: Calls, features: Collection[int], modules: Sequence[nn.Module]) -> int | None:
+def _owner(squashing: Calls, multiplying: Calls, features: Callable[[int], bool], modules: Sequence[nn.Module]) -> int | None:
     """Return the innermost module that had received the features when a gate was bounded.
 
     If there is none, it is the part of the multiplying module that bounded it, or the multiplying module itself.
     """
-    receiving = [call.module for call in squashing if call.inputs & set(features)]
+    receiving = [call.module for call in squashing if any(map(features, call.inputs))]
     if receiving:
         return receiving[-1]
     common = _common(squashing, multiplying)

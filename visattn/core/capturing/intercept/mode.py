@@ -29,7 +29,7 @@ from visattn.core.capturing.placing.modes_around import apart, aside, function_m
 from visattn.core.capturing.placing.steps import is_plain
 from visattn.core.capturing.trace.keywords import in_order, restored
 from visattn.core.capturing.trace.noting import plainly
-from visattn.core.capturing.trace.operations import ASK, LENGTHS, SOFTMAX, operation_of, overwrites
+from visattn.core.capturing.trace.operations import ASK, LENGTHS, MULTIPLY, SOFTMAX, SQUASH, operation_of, overwrites
 from visattn.core.capturing.trace.tape import Attention, Entry, Operand
 from visattn.core.capturing.trace.tracer import Tracer
 from visattn.core.operators.fused import LogSumExpReader
@@ -74,10 +74,10 @@ class CaptureMode(TorchFunctionMode):
         calls: Number of attention calls of each layer in this forward pass.
         hidden: Layers whose attention cannot be recorded, and why.
         held: Operands of the latest products that may belong to attention.
-        gates: Finder of gates, if they are asked for.
+        gates: Function that returns the finder of gates, if they are asked for.
     """
 
-    gates: GateFinder | None = None
+    gates: Callable[[], GateFinder] | None = None
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class CaptureMode(TorchFunctionMode):
         if entry.kept or (entry.scoring and self._vectors):
             self.held.hold(tracer.at - 1, args, kwargs)
         if entry.gate and self.gates is not None:
-            self.gates.read(entry, args, kwargs, out)
+            self.gates().read(entry, args, kwargs, out)
         return out
 
     def _ask(self, tracer: Tracer, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -357,8 +357,8 @@ class CaptureMode(TorchFunctionMode):
             entry = tracer.met(func, args, kwargs, out)
             if entry is not None:
                 note_weights(tracer, entry, args, out)
-                if self.gates is not None:
-                    self.gates.note(tracer, entry, args, kwargs, out)
+                if self.gates is not None and entry.operation.name in _GATING:
+                    self.gates().note(tracer, entry, args, kwargs, out)
                 is_scoring = self._vectors and entry.operation.own and entry.operation.name in SCORING
                 is_sampling = entry.operation.own and entry.operation.name == SAMPLE
                 if is_scoring or is_sampling or is_weighing(tracer.tape, entry):
@@ -426,6 +426,7 @@ class CaptureMode(TorchFunctionMode):
 
 
 _ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
+_GATING = MULTIPLY | SQUASH | {"einsum"}
 
 
 def _exchanged(value: Any, old: Tensor, new: Tensor) -> Any:  # noqa: ANN401

@@ -25,6 +25,8 @@ def words(text: str) -> frozenset[str]:
 JOIN = words("cat concat concatenate stack hstack vstack dstack column_stack row_stack")
 PRODUCT = words("matmul __matmul__ __rmatmul__ bmm mm mv inner baddbmm addmm addbmm")
 SOFTMAX = words("softmax log_softmax softmin gumbel_softmax")
+MULTIPLY = words("mul multiply __mul__ __rmul__ __imul__")
+SQUASH = words("sigmoid hardsigmoid expit tanh relu6 hardtanh clamp clip")  # bound all elements, as those of a gate
 # selects or writes elements by the content of an index tensor or a boolean mask
 CHOOSE = words("""
     __getitem__ index index_select gather take_along_dim take repeat_interleave masked_select __setitem__ index_put index_copy
