@@ -119,7 +119,7 @@ def test_an_output_that_is_cut_off_at_zero_is_named_as_the_reason() -> None:
         visattn.explain(model, pixels=PIXELS, target="pixel:20,10", method="gradcam")
 
 
-def test_weights_that_are_rounding_errors_are_refused() -> None:
+def test_weights_that_are_rounding_errors_are_zero() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -130,8 +130,13 @@ def test_weights_that_are_rounding_errors_are_refused() -> None:
             output: Tensor = self.head(F.instance_norm(self.point(self.encoder(x))).tanh())
             return output
 
-    with pytest.raises(OptionError, match=r"encoder: the gradient of every channel is 0 on average.*hirescam"):
-        visattn.explain(seeded(Normed), pixels=PIXELS, target="pixel:20,10", method="gradcam")
+    model = seeded(Normed)
+    options: dict[str, Any] = {"pixels": PIXELS, "target": "pixel:20,10", "layer": "encoder"}
+    assert 0 < float(by_hand(model, model.get_submodule("encoder"), lambda out: out[0, 0].mean()).max()) < 1e-6
+    empty = visattn.explain(model, method="gradcam", **options)
+    assert not bool(empty.map.values.any())
+    assert "zero everywhere" in empty.provenance.warnings[-1]
+    assert bool(visattn.explain(model, method="hirescam", **options).map.values.any())
 
 
 class Counted(torch.autograd.Function):

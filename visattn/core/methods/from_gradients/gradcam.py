@@ -9,7 +9,6 @@ from visattn._support.modes import in_own_modes
 from visattn.core.maps import AttentionMap
 from visattn.core.methods.taps import cam_method, tap
 from visattn.core.records import Recording
-from visattn.errors import OptionError
 
 _ROUNDING = 1e-5  # share of the mean absolute gradient
 _XGRAD = 1e-7  # as in the authors' code; avoids division by 0 for empty channels
@@ -19,7 +18,8 @@ _XGRAD = 1e-7  # as in the authors' code; avoids division by 0 for empty channel
 def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
     """Compute Grad-CAM: the positive part of the sum of channels, each weighted by its gradient averaged over positions.
 
-    The map is `(sum_k mean_ij(g_k) A_k)^+`, where `A` are the features and `g` is their gradient.
+    The map is `(sum_k mean_ij(g_k) A_k)^+`, where `A` are the features and `g` is their gradient. If all means are 0 up to rounding, as
+    before a normalization over positions, the map is 0.
 
     Args:
         recording: Recording with the features of a layer (feature maps or tokens) and the gradient of a score, as returned by
@@ -33,18 +33,15 @@ def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype =
         Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
-        OptionError: If the features or their gradient do not exist, or the gradient of every channel is 0 on average, up to rounding.
+        OptionError: If the features or their gradient do not exist.
 
     Reference:
         Selvaraju et al., "Grad-CAM", ICCV 2017, arXiv:1610.02391. Differs on tokens: prefix tokens are left out.
     """
     tapped = tap(recording, layer, dtype)
     weights = tapped.gradient.mean(-1, keepdim=True)
-    if 0 < weights.abs().max() < _ROUNDING * tapped.gradient.abs().mean(-1).max():
-        raise OptionError(
-            f"{tapped.layer}: the gradient of every channel is 0 on average, as before a normalization over positions, so the weights of "
-            "Grad-CAM would be rounding errors. Use method 'hirescam' or 'layercam', or another layer."
-        )
+    least = _ROUNDING * tapped.gradient.abs().mean(-1, keepdim=True).amax(1, keepdim=True)
+    weights = weights * (weights.abs().amax(1, keepdim=True) >= least)
     return tapped.map((weights * tapped.features).sum(1).clamp_(min=0), "Grad-CAM", "gradcam")
 
 
