@@ -81,14 +81,10 @@ def test_boxes_of_queries_are_detections_above_one_half_in_order(photo: Image.Im
 def test_no_object_takes_its_share_of_a_softmax(photo: Image.Image) -> None:
     shares = torch.cat([LOGITS, torch.full((4, 1), 1.0)], 1).softmax(1)[:, :3].amax(1)
     assert (shares > 0.5).tolist() == [False, False, True, True]
-<<<<<<< HEAD
     with pytest.raises(
         OptionError,
         match=r"box:2: the model returned 2 boxes\. Pass box:0 to box:1\. Boxes of this photo: 0: cat \d+%, 1: owl \d+%",
     ):
-=======
-    with pytest.raises(OptionError, match=r"box:2: pass a number from 0 to 1\. Boxes of this photo: 0: cat \d+%, 1: owl \d+%"):
->>>>>>> a4dcd6d2 (Proof of 65 maps of boxes, masks, pixels, classes and texts in models of other libraries, each against one by hand; layers of masks and boxes are never the masks and boxes themselves)
         explained(Queries(1.0), photo, "box:2")
 
 
@@ -119,14 +115,10 @@ def test_box_of_torchvision_is_drawn_on_the_photo(photo: Image.Image) -> None:
 
 @pytest.mark.parametrize(
     ("count", "target", "reason"),
-<<<<<<< HEAD
     [
         (2, "box:2", r"box:0 to box:1\. Boxes of this photo: 0: owl \d+%, 1: cat \d+%"),
         (0, "box:0", "found nothing in this photo"),
     ],
-=======
-    [(2, "box:2", r"from 0 to 1\. Boxes of this photo: 0: owl \d+%, 1: cat \d+%"), (0, "box:0", "found nothing in this photo")],
->>>>>>> a4dcd6d2 (Proof of 65 maps of boxes, masks, pixels, classes and texts in models of other libraries, each against one by hand; layers of masks and boxes are never the masks and boxes themselves)
 )
 def test_a_box_that_is_not_there_names_those_that_are(photo: Image.Image, count: int, target: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):

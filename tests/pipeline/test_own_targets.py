@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from typing import Any
@@ -53,7 +54,7 @@ class Rows(nn.Module):
         (["label:1,2", None, 0, "output:-1"], "auto"),
         ([0, torch.tensor(1), np.int64(2), [3]], "gradcam"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),  # the same in each process
 )
 def test_each_image_has_the_map_of_its_own_target(targets: list[Any], method: str) -> None:
     model = tiny.vit()
