@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--ease", action="store_true", help="print the Flesch reading ease of README and docs")
     options = parser.parse_args()
     if options.ease:
-        ease([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+        ease([ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
         return 0
     every = [file for path in options.paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])] or tracked()
     found, remarked = (

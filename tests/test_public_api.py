@@ -93,7 +93,7 @@ def test_names_in_the_pages_are_public() -> None:
     """Check that every dotted name in README and docs is a public module, or a public name or attribute of one."""
     modules = set(_api().packages())
     public = modules | {f"{module}.{name}" for module in modules for name in import_module(module).__all__}
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     pages.remove(ROOT / "docs" / "decisions.md")  # it also names internals
     hidden = []
     for page in pages:
