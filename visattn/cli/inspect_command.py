@@ -1,4 +1,4 @@
-"""Command `visattn inspect`: the attention layers of a model, and which methods apply to it."""
+"""Command `visattn inspect`: the attention layers of a model, the targets that it takes, and which methods apply to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--img-size", type=Size(), help="Size of the model's input in pixels: a side, or height x width as HxW.")
 @talk_options
 def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json: bool, quiet: bool, debug: bool) -> None:
-    """Show the attention layers of MODEL, and which methods apply to it.
+    """Show the attention layers of MODEL, the targets that it takes, and which methods apply to it.
 
     MODEL is a name of `visattn.load_model`: of timm, tv:NAME, hf:REPOSITORY, clip:NAME, or file.py:factory. No pretrained weights are
     needed: one forward pass with random weights is enough.
@@ -36,6 +36,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     from visattn.core.pipeline.inputs import Prepared
     from visattn.core.pipeline.passes import answer_of
     from visattn.core.pipeline.recordings import last_map
+    from visattn.core.pipeline.target_choices import choices_of
     from visattn.core.records import split_call
 
     net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
@@ -46,7 +47,8 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     with capture(
         net, features="last" if known is None else [split_call(known)[0]], gradients=True
     ) as recording:  # with the outputs of the kernels, for the column `error`
-        answer_of(net, pixels, prepared)
+        output = answer_of(net, pixels, prepared)
+    targets = [choice._asdict() for choice in choices_of(net, prepared, output)]
     layers = [
         {
             "layer": record.layer,
@@ -83,7 +85,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
         "cam_layer": known,
     }
     if as_json:
-        click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
+        click.echo(to_json({**facts, "layers": layers, "gates": gates, "targets": targets, "methods": methods}))
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     size += " (assumed)" if "size" in spec.assumed() else ""
@@ -106,7 +108,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     ]
     for unseen in recording.unseen:
         click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.reason)}\n")
-    for table in (rows, gates):
+    for table in (rows, gates, targets):
         if table:
             click.echo(to_text(table))
     click.echo(to_text(methods).rstrip())
