@@ -167,7 +167,7 @@ NO_GATES: dict[str, Callable[[Any, Tensor], Any]] = {
     "root mean square": lambda m, x: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1),
     "SiLU": lambda m, x: F.silu(x),
     "SiLU by hand": lambda m, x: x * torch.sigmoid(x),
-    "SiLU of a learned slope": lambda m, x: x * torch.sigmoid(m.scale * x),
+    "SiLU of a learned factor": lambda m, x: x * torch.sigmoid(m.scale * x),
     "SiLU behind a norm": lambda m, x: x * torch.sigmoid(m.norm(x)),
     "SiLU in place": lambda m, x: x.mul_(x.sigmoid()),
     "hard swish by hand": lambda m, x: x * F.relu6(x + 3) / 6,

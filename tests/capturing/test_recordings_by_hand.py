@@ -99,7 +99,7 @@ def test_output_of_tokens_is_copied_and_brought_in_order() -> None:
     made, order = session(), torch.tensor([2, 0, 1, 5, 4, 3])
     output = numbers(2, 6, 4)
     given = output.clone()
-    assert made.keep_tokens("block")(nn.Identity(), (), (output, "more")) is None
+    assert made.keep_output("block", tokens_alone=True)(nn.Identity(), (), (output, "more")) is None
     output.zero_()
     feature = kept(made, forward(Tokens(GRID, 2, order)))
     assert (feature.layer, feature.forward, feature.role, feature.layout, feature.source) == ("block", 0, "tokens", GRID, None)
@@ -109,16 +109,16 @@ def test_output_of_tokens_is_copied_and_brought_in_order() -> None:
 
 def test_kept_tensors_lie_in_their_own_order_in_memory() -> None:
     made = session()
-    made.keep_tokens("block")(nn.Identity(), (), numbers(2, 4, 2, 3))
+    made.keep_output("block", tokens_alone=True)(nn.Identity(), (), numbers(2, 4, 2, 3))
     feature = kept(made, forward(Tokens(GRID, 1, None)))
     assert torch.equal(feature.value, numbers(2, 4, 2, 3).flatten(2).mT)
     assert feature.value.is_contiguous()
 
 
-@pytest.mark.parametrize("keep", ["keep_tokens", "keep_activation"])
-def test_only_tensors_of_the_running_forward_pass_are_kept(keep: str) -> None:
+@pytest.mark.parametrize("tokens_alone", [True, False])
+def test_only_tensors_of_the_running_forward_pass_are_kept(tokens_alone: bool) -> None:
     made = session()
-    callback = getattr(made, keep)("block")
+    callback = made.keep_output("block", tokens_alone=tokens_alone)
     assert callback(nn.Identity(), (), None) is None
     assert callback(nn.Identity(), (), ("text", numbers(2, 6, 4))) is None
     assert callback(nn.Identity(), (), ()) is None
@@ -129,7 +129,7 @@ def test_only_tensors_of_the_running_forward_pass_are_kept(keep: str) -> None:
 
 def test_tokens_without_places_are_not_kept() -> None:
     made = session()
-    made.keep_tokens("block")(nn.Identity(), (), numbers(2, 6, 4))
+    made.keep_output("block", tokens_alone=True)(nn.Identity(), (), numbers(2, 6, 4))
     (keep,) = made._features
     keep(forward())
     assert made.recording.features == []
@@ -153,7 +153,7 @@ def test_activation_is_tokens_or_a_map_if_it_has_places(
 ) -> None:
     made = session()
     assert not made._wanted
-    keep = made.keep_activation("layer")
+    keep = made.keep_output("layer", tokens_alone=False)
     assert made._wanted
     given = numbers(*shape)
     assert keep(nn.Identity(), (), given) is None
@@ -166,20 +166,20 @@ def test_activation_is_tokens_or_a_map_if_it_has_places(
 
 def test_output_without_a_graph_starts_one_if_gradients_are_needed() -> None:
     made, output = session(gradients=True), numbers(2, 6, 4)
-    replaced, more = made.keep_tokens("block")(nn.Identity(), (), (output, "more"))
+    replaced, more = made.keep_output("block", tokens_alone=True)(nn.Identity(), (), (output, "more"))
     assert (replaced is output, replaced.requires_grad, replaced.is_leaf, more) == (False, True, True, "more")
     assert torch.equal(replaced, output)
     source = kept(made, forward(Tokens(GRID, 2, None))).source
     assert source is not None
     assert source.tensor is replaced
     in_graph = output.clone().requires_grad_() * 2
-    assert made.keep_tokens("block")(nn.Identity(), (), in_graph) is None
+    assert made.keep_output("block", tokens_alone=True)(nn.Identity(), (), in_graph) is None
 
 
 def test_activation_is_exchanged_for_a_copy_if_gradients_are_needed() -> None:
     made = session(gradients=True)
     output = numbers(2, 5).requires_grad_() * 2
-    clone = made.keep_activation("layer")(nn.Identity(), (), output)
+    clone = made.keep_output("layer", tokens_alone=False)(nn.Identity(), (), output)
     clone.mul_(0)
     assert torch.equal(output, numbers(2, 5) * 2)
     source = kept(made).source

@@ -113,7 +113,7 @@ class Sources:
         return min(self.tape.facts[self.tape.nodes[view]].shape.numel() for view in self.views(slot))
 
     def _collected(self, slot: int, passes: Callable[[Entry], bool]) -> tuple[set[int], set[int]]:
-        """Return the slots met on the way back from a slot, through entries that `passes` accepts, and those where it ended."""
+        """Return the slots met when a slot is followed to its sources, through entries that `passes` accepts, and those where it ended."""
         met, ends, waiting = {slot}, set[int](), [slot]
         while waiting:
             reached = waiting.pop()

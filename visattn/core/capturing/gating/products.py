@@ -1,4 +1,4 @@
-"""Products on a tape that gate feature maps, by the rule that `docs/how_it_works.md` states."""
+"""Products on a tape that gate feature maps, by the rule that `docs/modules.md` states."""
 
 from __future__ import annotations
 
