@@ -46,7 +46,10 @@ def choices_of(model: nn.Module, prepared: Prepared, output: Any) -> list[Choice
         prepared: What the model was given.
         output: What it returned.
     """
-    others = Choice("similar:photo:coffee", "cosine similarity of the output to that for another image"), Choice("text:a cat", "similarity to a text")
+    others = (
+        Choice("similar:photo:coffee", "cosine similarity of the output to that for another image"),
+        Choice("text:a cat", "similarity to a text"),
+    )
     numbers = (one for one in _of_numbers(model, prepared, output) if _has_score(model, prepared, one.target, output))
     return [*numbers, *_of_places(output), *_of_boxes(output), *(one for one in others if _is_similarity(model, one.target))]
 
