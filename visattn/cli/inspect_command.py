@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,37 +20,64 @@ if TYPE_CHECKING:
 
 @click.command("inspect", cls=Command)
 @click.argument("model")
+@click.argument("photo", required=False)
+@click.option(
+    "--weights", help="Weights: auto, none (random) or a FILE.  [default: none; with PHOTO, or if the name brings its own: auto]"
+)
 @click.option("--img-size", type=Size(), help="Size of the model's input in pixels: a side, or height x width as HxW.")
 @talk_options
-def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json: bool, quiet: bool, debug: bool) -> None:
-    """Show the attention layers of MODEL, the targets that it takes, and which methods apply to it.
+def inspect_command(
+    model: str,
+    photo: str | None,
+    weights: str | None,
+    img_size: int | tuple[int, int] | None,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Show the attention layers of MODEL, which methods apply to it, and which targets it takes, with an example of each.
 
     MODEL is a name of `visattn.load_model`: of timm, tv:NAME, hf:REPOSITORY, clip:NAME, or file.py:factory. No pretrained weights are
-    needed: one forward pass with random weights is enough.
-    """
+    needed: one forward pass with random weights is enough. With a PHOTO, the examples are those of this photo.
+
+    \b
+    visattn inspect vit_base_patch16_224
+    visattn inspect tf_efficientnet_lite0 photo:chelsea
+    """  # noqa: D301 - \b keeps click from wrapping the examples
     import torch
 
     from visattn.core.families import input_spec
+    from visattn.core.families.wrappers import unwrapped
+    from visattn.core.images.sources import load_image
     from visattn.core.loading import brings_weights, load_model
     from visattn.core.methods import METHODS
     from visattn.core.methods.gate_maps import GATES
     from visattn.core.pipeline.captures import capture
-    from visattn.core.pipeline.inputs import Prepared
-    from visattn.core.pipeline.passes import answer_of
+    from visattn.core.pipeline.embeddings import with_words
+    from visattn.core.pipeline.inputs import Prepared, prepare
+    from visattn.core.pipeline.passes import answer_of, as_the_model
+    from visattn.core.pipeline.preprocessing import Preprocessing
     from visattn.core.pipeline.recordings import last_map
-    from visattn.core.pipeline.target_choices import choices_of
+    from visattn.core.pipeline.target_choices import choices_of, queries_of
     from visattn.core.records import split_call
+    from visattn.errors import NoAttentionCaptured
 
-    net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
+    image = None if photo is None else load_image(photo)
+    usual = "auto" if photo is not None or brings_weights(model) else "none"
+    net = unwrapped(load_model(model, weights=weights or usual, img_size=img_size))
     spec = input_spec(net, img_size)
-    pixels = torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
-    prepared = Prepared(pixels, (), (), spec=spec)
+    if image is None:
+        noise = torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
+        prepared = Prepared(noise, (), (), spec=spec, how=Preprocessing(img_size=img_size))
+    else:
+        prepared = prepare(image, net, img_size=img_size)
+    prepared = with_words(net, prepared)
     known = last_map(net, prepared)
-    with capture(
-        net, features="last" if known is None else [split_call(known)[0]], gradients=True
-    ) as recording:  # with the outputs of the kernels, for the column `error`
-        output = answer_of(net, pixels, prepared)
-    targets = [choice._asdict() for choice in choices_of(net, prepared, output)]
+    output: Any = None
+    features = "last" if known is None else [split_call(known)[0]]
+    with suppress(NoAttentionCaptured), capture(net, features=features, gradients=True) as recording:  # for the column `error`
+        output = answer_of(net, as_the_model(net, prepared.pixels), prepared)
+    choices = [*choices_of(net, prepared, output), *queries_of(recording)]
     layers = [
         {
             "layer": record.layer,
@@ -83,6 +112,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
         "readout": recording.reads,
         "unseen": [{"layer": unseen.layer, "reason": unseen.reason} for unseen in recording.unseen],
         "cam_layer": known,
+        "targets": [choice._asdict() for choice in choices],
     }
     if as_json:
         click.echo(to_json({**facts, "layers": layers, "gates": gates, "targets": targets, "methods": methods}))
@@ -111,7 +141,9 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     for table in (rows, gates, targets):
         if table:
             click.echo(to_text(table))
-    click.echo(to_text(methods).rstrip())
+    click.echo(to_text(methods))
+    examples = [{"target": f"--{choice.option} {quote(choice.example)}", "what": choice.what} for choice in choices]
+    click.echo(to_text(examples).rstrip())
 
 
 def _applies(method: Method, recording: Recording, classifier: bool) -> str:

@@ -18,6 +18,8 @@ from visattn.core.pipeline.outputs import Meaning, tensor_of
 from visattn.core.pipeline.passes import answer_of, as_the_model
 from visattn.errors import OptionError, ShapeError
 
+__all__ = ["with_words"]
+
 _FIELDS = "image_embeds", "image_features", "pooler_output"  # of transformers and open_clip
 _BESIDE = "the model ran beside a text, on which the embedding of an image does not depend"
 _WORDS = torch.tensor([[0, 1]]), torch.tensor([[1, 0]])  # any two texts, which an image tower does not read

@@ -37,7 +37,7 @@ else:
     nested = Later("visattn._support.nested")
     forward_calls, structure = Later("visattn.core.families.forward_calls"), Later(f"{__package__}.structure")
 
-__all__ = ["Pass", "answer_of", "look", "one_pass", "with_readout"]
+__all__ = ["Pass", "answer_of", "as_the_model", "look", "one_pass", "with_readout"]
 
 
 class Pass(NamedTuple):

@@ -1,117 +1,191 @@
-"""Targets that a model takes, by what it returned in a forward pass, each with an example."""
+"""Targets that a model takes, each with an example that was resolved on the output for a photo."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from visattn._support.attempts import Attempt
-from visattn._support.modes import in_own_modes
+from visattn._support.modes import evaluating, in_own_modes
 from visattn.core.families import labels as labels_of, task as task_of
+from visattn.core.methods import METHODS
 from visattn.core.pipeline.answering import with_target
-from visattn.core.pipeline.inputs import Prepared, prepare
-from visattn.core.pipeline.outputs import Meaning, tensor_of
-from visattn.core.pipeline.passes import answer_of, check_classes
+from visattn.core.pipeline.inputs import Prepared
+from visattn.core.pipeline.output_places import DETECTION, masks_in
+from visattn.core.pipeline.outputs import Meaning, class_name, tensor_of
+from visattn.core.pipeline.passes import answer_of, as_the_model, check_classes
 from visattn.core.pipeline.targets import Target
+from visattn.core.records import Recording
+from visattn.errors import VisattnError
 
-__all__ = ["Choice", "choices_of"]
+__all__ = ["Choice", "choices_of", "queries_of"]
 
-_DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
+_NEEDS = "an example needs a PHOTO"
+_MASKS = 20  # that are tried until one has a pixel
+_ONE_OF = "if one of the outputs is true, which nothing tells; --task classes states it"
+_EACH = "if each output is true or not, which nothing tells; --task multi_label states it"
 
 
 class Choice(NamedTuple):
-    """A target that a model takes.
+    """A kind of target, or a query, that a model takes.
 
     Attributes:
-        target: An example; `X,Y` stands for a pixel of your photo.
-        score: What it is the score of.
+        option: `target` or `query`.
+        example: A value that runs as it stands; with capital letters in place of what depends on the photo, if there is none.
+        what: What the example is, and how many there are.
     """
 
-    target: str
-    score: str
+    option: str
+    example: str
+    what: str
 
 
 @in_own_modes
 def choices_of(model: nn.Module, prepared: Prepared, output: Any) -> list[Choice]:  # noqa: ANN401
-    """Return the targets that a model takes.
-
-    What the forward pass has not proven is left out. Where nothing tells whether outputs are classes or labels, both are listed, and what
-    states it.
+    """Return the targets that a model takes, told by its output for a photo. Each example was resolved on that output.
 
     Args:
         model: The model.
-        prepared: What the model was given.
-        output: What it returned.
+        prepared: The preprocessed photo; without a photo, its places, masks and boxes are only named.
+        output: What the model returned for it.
     """
-    others = (
-        Choice("similar:photo:coffee", "cosine similarity of the output to that for another image"),
-        Choice("text:a cat", "similarity to a text"),
-    )
-    numbers = (one for one in _of_numbers(model, prepared, output) if _has_score(model, prepared, one.target, output))
-    return [*numbers, *_of_places(output), *_of_boxes(output), *(one for one in others if _is_similarity(model, one.target))]
+    candidates = [*_numbers(model, prepared, output), *_dense(model, prepared, output), *_boxes(model, prepared, output)]
+    candidates += [
+        Choice("target", "similar:photo:coffee", "how similar the photo is to another image"),
+        Choice("target", "text:a photo", "how similar the photo is to a text"),
+    ]
+    choices: list[Choice] = []
+    for one in candidates:
+        has_one = one.example.startswith("mask:") and any(other.example.startswith("mask:") for other in choices)
+        if not has_one and (one.example[-1:].isupper() or _resolves(model, prepared, output, one.example)):
+            choices.append(one)
+    return choices
 
 
-def _has_score(model: nn.Module, prepared: Prepared, example: str, output: Any) -> bool:  # noqa: ANN401
-    """Check that a target has a score in an output."""
-    with Attempt() as attempt:
-        _, target = with_target(model, prepared, Target(example))
+def _resolves(model: nn.Module, prepared: Prepared, output: Any, example: str) -> bool:  # noqa: ANN401
+    """Check that a target has a score for the photo."""
+    alone = replace(prepared, inputs={}) if example.startswith(("similar", "text")) else prepared
+    try:
+        completed, target = with_target(model, alone, Target(example))
         check_classes(model, prepared.spec_of(model), target)
-        target.resolve(output)
-    return not attempt.failed
+        with evaluating(model, frozen=True), torch.no_grad():
+            if completed.inputs is not prepared.inputs:
+                output = answer_of(model, as_the_model(model, completed.pixels), completed)
+            target.resolve(output)
+    except VisattnError:
+        return False
+    return True
 
 
-def _is_similarity(model: nn.Module, example: str) -> bool:
-    """Check by a photo that a model computes the similarity to another image, or to a text."""
-    with Attempt() as attempt, torch.no_grad():
-        prepared, target = with_target(model, prepare("photo:chelsea", model), Target(example))
-        target.resolve(answer_of(model, prepared.pixels, prepared))
-    return not attempt.failed
-
-
-def _of_numbers(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
-    """Yield the targets of numbers `(B, k)` or `(B,)`."""
+def _numbers(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
+    """Yield the targets of an output `(B, k)`, or `(B,)`: a class, a label or a number, by what is known of it."""
     numbers = tensor_of(output, "logits")
     if numbers is None or numbers.ndim > 2 or not numbers.is_floating_point():
         return
-    rows = numbers.detach().reshape(len(numbers), -1)
-    names, count = labels_of(model), rows.shape[1]
-    meaning = Meaning.of(rows, task_of(model), names if names is not None and len(names) >= count else None)
-    is_open = meaning.kind == "unknown" and prepared.spec_of(model).classifier
-    if count > 1 and (meaning.noun == "class" or is_open):
-        yield Choice("class:0", f"{_called(meaning)}one of {count} classes" + ", if you state --task classes" * is_open)
-    if meaning.noun == "label" or is_open:
-        yield Choice("label:0", f"{_called(meaning)}one of {count} labels" + ", if you state --task multi_label" * is_open)
-    if count > 1 and (meaning.noun == "label" or is_open):
-        yield Choice("label:0,1", "the sum of several labels")
-    yield Choice("output:0", f"one of {count} numbers" if count > 1 else "the only number")
-    yield Choice("output:-0", "what makes that number smaller")
+    outputs = numbers.detach().reshape(len(numbers), -1)
+    labels, best, count = labels_of(model), int(outputs[0].argmax()), outputs.shape[1]
+    meaning = Meaning.of(outputs, task_of(model), labels if labels is not None and len(labels) >= count else None)
+    top = best if prepared.photos else 0
+    rank = "predicted, " if prepared.photos else ""
+    unknown = meaning.kind == "unknown" and prepared.spec_of(model).classifier
+    if count > 1 and (meaning.noun == "class" or unknown):
+        named = "" if meaning.names is None else f"{meaning.called(top)}, by index or by name, "
+        why = f", {_ONE_OF}" if unknown else ""
+        yield Choice("target", f"class:{top}", f"{named}{rank}of {count} classes{why}")
+    if meaning.noun == "label" or unknown:
+        named = "" if meaning.names is None else f"{meaning.called(top)}, by index or by name, "
+        why = f", {_EACH}" if unknown else ""
+        yield Choice("target", f"label:{top}", f"{named}of {_several(count, 'label')}{why}")
+        if count > 1:
+            yield Choice("target", "label:0,1", f"the sum of some of {count} labels{why}")
+    yield Choice("target", "output:0", f"one of {count} numbers" if count > 1 else "the only number")
+    yield Choice("target", "output:-0", "what makes that number smaller")
 
 
-def _called(meaning: Meaning) -> str:
-    return "" if meaning.names is None else f"{meaning.called(0)}, by index or name, "
+def _dense(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
+    """Yield the targets of an output that has places: a pixel, and each class or mask, those with most pixels first."""
+    plain = tensor_of(output, "logits", "out")
+    try:
+        masks, apart = masks_in(output)
+    except VisattnError:
+        return
+    if plain is not None and plain.ndim == 3 and not apart:  # tokens, more likely than places
+        return
+    count, labels = masks.shape[1], labels_of(model)
+    of = f"one of {_several(count, 'mask' if apart else 'channel')}"
+    if not prepared.photos:
+        yield from [] if apart else [Choice("target", "pixel:X,Y", f"what is largest at a pixel of the photo; {_NEEDS}")]
+        yield Choice("target", "mask:K", f"{of} over its pixels; {_NEEDS}")
+        return
+    top, left, bottom, right = prepared.geometry.seen()
+    if not apart:
+        yield Choice(
+            "target", f"pixel:{int(left + right) // 2},{int(top + bottom) // 2}", "what is largest at this pixel of the photo"
+        )
+    most = torch.bincount(masks[0].argmax(0).flatten(), minlength=count).argsort(descending=True, stable=True)
+    for index in range(min(count, _MASKS)) if apart else most[:_MASKS].tolist():
+        named = f", {class_name(index, labels)}" if labels is not None and not apart else ""
+        yield Choice("target", f"mask:{index}", f"{of}{named}, over its pixels")
 
 
-def _of_places(output: Any) -> Iterator[Choice]:  # noqa: ANN401
-    """Yield the targets of an output that has places."""
-    dense, depth = tensor_of(output, "logits", "out"), tensor_of(output, "predicted_depth")
-    masks = tensor_of(output, "masks_queries_logits", "pred_masks")
-    if dense is not None and dense.ndim == 4:
-        yield Choice("pixel:X,Y", "what is predicted at a pixel of the photo")
-        yield Choice("mask:0", f"one of {dense.shape[1]} channels, over the pixels where it is predicted")
-    elif depth is not None:
-        yield Choice("pixel:X,Y", "the value at a pixel of the photo")
-    elif masks is not None:
-        yield Choice("mask:0", f"one of {masks.shape[-3]} masks")
+def _boxes(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
+    """Yield the targets of a detector: a detection of this photo, or a query."""
+    labels, boxes = labels_of(model), tensor_of(output, "pred_boxes")
+    if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= DETECTION:
+        count = len(output[0]["boxes"])
+        if not prepared.photos:
+            yield Choice("target", "box:N", f"the score of a detection; {_NEEDS}")
+        elif count:
+            named = class_name(int(output[0]["labels"][0]), labels)
+            yield Choice("target", "box:0", f"{named}, one of {_several(count, 'detection')} of this photo")
+        return
+    logits = tensor_of(output, "logits", "pred_logits")
+    if logits is None or boxes is None or logits.ndim != 3:
+        return
+    chances = logits[0].detach().float().softmax(-1)
+    best = int((chances[:, :-1] if labels is None or chances.shape[1] > len(labels) else chances).amax(1).argmax())
+    for kind in ("query", "box"):
+        yield Choice(
+            "target", f"{kind}:{best if prepared.photos else 0}", f"one of {_several(len(chances), 'query')} and its box"
+        )
 
 
-def _of_boxes(output: Any) -> Iterator[Choice]:  # noqa: ANN401
-    """Yield the targets of detectors."""
-    logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
-    if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= _DETECTION:
-        yield Choice("box:0", "a box that is found in the photo, in the order of the model")
-    elif isinstance(logits, Tensor) and isinstance(boxes, Tensor) and logits.ndim == boxes.ndim == 3:
-        yield Choice("box:0", "a box that is found in the photo, the most probable first")
-        yield Choice("query:0", f"one of {boxes.shape[1]} queries")
+def queries_of(recording: Recording) -> list[Choice]:
+    """Return the queries whose attention can be drawn, each with an example that `attention` drew on a recording."""
+    record = next((record for record in reversed(list(recording)) if record.reason is None), None)
+    if record is None:
+        return []
+    layout, grid = record.queries, record.queries.grid
+    named = {re.sub(r"\d+$", "", name): name for name in reversed(layout.prefix)}
+    of = f"one of {_several(len(layout.prefix), 'token')} apart from patches"
+    candidates = [Choice("query", _query_of(name), of) for name in named.values()]
+    if len(grid) == 2:
+        middle = f"patch:{grid[0] // 2},{grid[1] // 2}"
+        candidates.append(Choice("query", middle, f"one of {grid[0]} x {grid[1]} patches; pixel:X,Y of the photo selects one"))
+    return [one for one in candidates if _draws(recording, one.example)]
+
+
+def _query_of(name: str) -> str:
+    """Return the query that selects a named token: `register:0` for `register0`."""
+    stem = re.sub(r"\d+$", "", name)
+    return name if stem == name else f"{stem}:{name.removeprefix(stem)}"
+
+
+def _draws(recording: Recording, query: str) -> bool:
+    attention = METHODS["attention"]
+    try:
+        if attention.accepts(recording) is not None:
+            return False
+        attention.function(recording, query=query)
+    except VisattnError:
+        return False
+    return True
+
+
+def _several(count: int, noun: str) -> str:
+    plural = {"class": "classes", "query": "queries"}.get(noun, f"{noun}s")
+    return f"{count} {noun if count == 1 else plural}"
