@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
+from tests.cli.test_commands import Run, photo, run
 from tests.pipeline.test_prompts import TOWER, WORDS
+from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError, VisattnError, VisattnWarning
+
+__all__ = ["photo", "run"]
 
 PHOTO, OTHER = "photo:chelsea", "photo:coffee"
 SIDE, CELL = 64, 8
@@ -192,8 +199,8 @@ def test_the_other_image_runs_once_for_all_photos_of_a_call() -> None:
         visattn.explain_batch(model, iter(photos), target=f"similar:{OTHER}", method="gradcam", batch_size=2, img_size=SIDE)
     )
     assert sum(seen) == 1
-    for photo, one in zip(photos, made, strict=True):
-        alone = visattn.explain(model, photo, target=f"similar:{OTHER}", method="gradcam", img_size=SIDE)
+    for source, one in zip(photos, made, strict=True):
+        alone = visattn.explain(model, source, target=f"similar:{OTHER}", method="gradcam", img_size=SIDE)
         assert torch.equal(one.map.values, alone.map.values)
         assert one.provenance.target == alone.provenance.target
 
@@ -273,3 +280,53 @@ def test_outputs_that_nothing_calls_an_embedding_are_called_outputs() -> None:
         for task in (None, "embedding")
     )
     assert plain.replace("of the outputs ", "") == stated != plain
+
+
+MODEL = ("--model", "own.py:build", "--method", "gradcam", "--img-size", "64", "--target", "similar:other.png")
+
+
+@pytest.fixture
+def own(photo: Path) -> Path:
+    """Write a file with a network, and the other image."""
+    code = "from tests.pipeline.test_other_images import Embedder\n\n\ndef build():\n    return Embedder().eval()\n"
+    Path("own.py").write_text(code)
+    visattn.load_image(OTHER).resize((60, 40)).save("other.png")
+    return photo
+
+
+def test_the_command_names_the_other_image_and_never_replaces_it(run: Run, own: Path) -> None:
+    code, out, err = run("overlay", own, *MODEL, "-o", "out.png", "--json")
+    assert code == 0, err
+    made = json.loads(out)[0]["provenance"]
+    assert made["target"][0].startswith("similarity of the outputs to other.png = ")
+    assert any(hashlib.sha256(Path("other.png").read_bytes()).hexdigest() in note for note in made["notes"])
+    before = Path("other.png").read_bytes()
+    assert run("overlay", own, *MODEL, "-o", "other.png", "--overwrite")[0] == 2
+    assert Path("other.png").read_bytes() == before
+
+
+def test_a_run_over_many_images_notices_that_the_other_image_was_changed(run: Run, own: Path) -> None:
+    code, _, err = run("batch", own, *MODEL, "-o", "maps", "--maps", "--no-pictures")
+    assert code == 0, err
+    (file,) = Path("maps").glob("*.npz")
+    alone = visattn.explain(Embedder().eval(), own, target="similar:other.png", method="gradcam", img_size=SIDE)
+    assert np.allclose(visattn.load_map(file)[0].values, alone.map.values)
+    visattn.load_image("photo:rocket").save("other.png")
+    code, _, err = run("batch", own, *MODEL, "-o", "maps", "--maps", "--no-pictures")
+    assert (code, "computes something else now" in err) == (2, True)
+    Path("other.png").unlink()
+    code, _, err = run("batch", own, own.with_name("other.png"), *MODEL, "-o", "maps2", "--no-pictures", "--maps")
+    assert "other.png" in err
+
+
+def test_a_target_travels_to_other_processes_without_what_it_found_out() -> None:
+    target = Target(f"similar:{OTHER}")
+    model = Embedder().eval()
+    visattn.explain(model, PHOTO, target=target.of, method="gradcam", img_size=SIDE)
+    copy = pickle.loads(pickle.dumps(target))
+    assert copy.named == target.named == ("similar", OTHER)
+    assert (
+        visattn.explain(model, PHOTO, target=copy.of, method="gradcam", img_size=SIDE)
+        .provenance.target[0]
+        .startswith("similarity")
+    )

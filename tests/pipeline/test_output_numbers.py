@@ -114,6 +114,18 @@ def test_the_probability_of_a_label_is_its_own() -> None:
         ("label:1", {"task": "classes"}, "'classes'"),
         ("output:1", {"target_space": "prob"}, "no target_space"),
         ("class:9", {}, "0 to 3"),
+        ("label:9", {}, "label from 0 to 3"),
+        ("label:1,", {}, "names nothing"),
+        ("label:", {"labels": LABELS}, "cat, dog, bird, flying, sea"),
+        ("label:dog,dog", {"labels": LABELS}, "dog twice"),
+        ("label:dgo", {"labels": LABELS}, "dog"),
+        ("class:whale", {"labels": LABELS}, "cat, dog, bird, flying, sea"),
+        ("class:dog", {}, "0 to 3"),
+        ("lable:3", {}, "label:A,B"),
+        ("Output:3", {}, "output:N"),
+        ("bix:3", {"labels": LABELS}, "box:N"),
+        ("zzz:3", {}, "similar:IMAGE"),
+        ("output:-9", {}, "output:0 to output:3"),
         ("query:0", {}, "needs a detector"),
         ("text:a cat", {}, "no text tower"),
     ],
@@ -129,3 +141,9 @@ def test_a_dense_output_has_no_single_number() -> None:
     model = Net(4, lambda out: out[:, :, None, None].expand(-1, -1, 5, 5))
     with pytest.raises(ShapeError, match=r"\(1, 4, 5, 5\)"):
         explained(model, "output:1")
+
+
+def test_a_class_whose_name_has_a_colon_is_found() -> None:
+    labels = ["state: open", "state: shut", "kind: none", "sea"]
+    made = explained(Net(4), "state: shut", labels=labels)
+    assert torch.equal(made.values, explained(Net(4), 1, labels=labels).values)

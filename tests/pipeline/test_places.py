@@ -217,6 +217,10 @@ def test_detection_of_torchvision_is_followed_in_edited_images() -> None:
     [
         ("pixel:900,10", "lies outside the photo"),
         ("pixel:here", "a pixel target must be pixel:X,Y with numbers"),
+        ("pixel:", "x 75 to 376 and y 0 to 300"),
+        ("mask:", "mask:0 to mask:3, or a class by name"),
+        ("mask:4", "4 masks or classes"),
+        ("mask:flor", "Close matches: floor"),
         ("mask:tree", "wall, cat, floor, sky"),
         ("box:1", "target box:N needs a detector"),
     ],
@@ -235,3 +239,24 @@ def test_place_has_no_versus(options: dict[str, Any]) -> None:
 def test_classifier_has_no_pixels() -> None:
     with pytest.raises(OptionError, match="needs a dense output"):
         visattn.explain("vit_tiny_patch16_224", PHOTO, weights="none", target="pixel:100,100")
+
+
+@pytest.mark.parametrize("target", ["box:5", "box:", "box:x", "query:5", "query:-1"])
+def test_a_query_that_is_not_there_is_told_how_many_there_are(target: str) -> None:
+    kind = target.partition(":")[0]
+    with pytest.raises(OptionError, match=rf"5 (boxes|queries)\. Pass {kind}:0 to {kind}:4"):
+        visattn.explain(detr(), PHOTO, target=target, method="relevance")
+
+
+def test_a_photo_without_boxes_is_told_so() -> None:
+    class Blind(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(3, 1, 8, 8)
+
+        def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+            none = self.stem(x).flatten()[:0]
+            return [{"boxes": none.reshape(0, 4), "labels": none.long(), "scores": none} for _ in x]
+
+    with pytest.raises(OptionError, match="no boxes for this photo"):
+        visattn.explain(Blind().eval(), pixels=torch.rand(1, 3, 64, 64), target="box:0", method="gradcam", layer="stem")

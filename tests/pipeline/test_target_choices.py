@@ -98,8 +98,8 @@ def test_what_is_told_of_a_class_is_that_of_the_output() -> None:
 def test_both_kinds_are_offered_with_the_reason_if_nothing_tells_which() -> None:
     model = Net(4).eval()
     choices = {one.example: one.what for one in choices_of(model, *seen(model))}
-    assert "--task classes" in next(what for example, what in choices.items() if example.startswith("class:"))
-    assert "--task multi_label" in next(what for example, what in choices.items() if example.startswith("label:"))
+    assert "task='classes'" in next(what for example, what in choices.items() if example.startswith("class:"))
+    assert "task='multi_label'" in next(what for example, what in choices.items() if example.startswith("label:"))
 
 
 def test_the_boxes_are_counted_on_this_photo_and_none_is_offered_without_one() -> None:

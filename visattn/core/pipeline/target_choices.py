@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
 from visattn.core.families import labels as labels_of, task as task_of
 from visattn.core.methods import METHODS
@@ -26,8 +27,10 @@ __all__ = ["Choice", "choices_of", "queries_of"]
 
 _NEEDS = "an example needs a PHOTO"
 _MASKS = 20  # that are tried until one has a pixel
-_ONE_OF = "if one of the outputs is true, which nothing tells; --task classes states it"
-_EACH = "if each output is true or not, which nothing tells; --task multi_label states it"
+_UNKNOWN = {  # task: when it is the right one
+    "classes": "if one of the outputs is true",
+    "multi_label": "if each output is true or not",
+}
 
 
 class Choice(NamedTuple):
@@ -94,16 +97,20 @@ def _numbers(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choi
     unknown = meaning.kind == "unknown" and prepared.spec_of(model).classifier
     if count > 1 and (meaning.noun == "class" or unknown):
         named = "" if meaning.names is None else f"{meaning.called(top)}, by index or by name, "
-        why = f", {_ONE_OF}" if unknown else ""
+        why = _why("classes") if unknown else ""
         yield Choice("target", f"class:{top}", f"{named}{rank}of {count} classes{why}")
     if meaning.noun == "label" or unknown:
         named = "" if meaning.names is None else f"{meaning.called(top)}, by index or by name, "
-        why = f", {_EACH}" if unknown else ""
+        why = _why("multi_label") if unknown else ""
         yield Choice("target", f"label:{top}", f"{named}of {_several(count, 'label')}{why}")
         if count > 1:
             yield Choice("target", "label:0,1", f"the sum of some of {count} labels{why}")
     yield Choice("target", "output:0", f"one of {count} numbers" if count > 1 else "the only number")
     yield Choice("target", "output:-0", "what makes that number smaller")
+
+
+def _why(task: str) -> str:
+    return f", {_UNKNOWN[task]}, which nothing tells; {option('task', task)} states it"
 
 
 def _dense(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
