@@ -20,10 +20,11 @@ import visattn
 ROOT = Path(__file__).parents[1]
 PUBLIC = """
 AttentionCall AttentionMap AttentionRecord Explanation FeatureRecord Geometry Heatmap Prepared Preprocessing Provenance Recording Study
-Survey TokenLayout VisattnError __version__ animation attach captioning capture colorize contact_sheet data drawing embedding errors
-evaluation explain explain_batch explain_stages explain_video families filmstrip gate_page geometry images intervene load_image load_map
-load_maps load_model load_study loading maps matrix_page methods models nn normalize operators overlay permuted prepare prepare_batch
-prepare_tensor provenance records save_map similar_to stage_page studies study training
+Survey TokenLayout VisattnError __version__ animation attach captioning capture colorize comparison_page contact_sheet data drawing
+embedding errors evaluation explain explain_batch explain_pictures explain_stages explain_video families filmstrip gate_page geometry
+images intervene load_image load_map load_maps load_model load_study loading maps matrix_page methods models nn normalize operators
+overlay permuted picture_page prepare prepare_batch prepare_tensor provenance records save_map similar_to stage_page studies study
+training
 """.split()  # noqa: SIM905 - one name after another reads best
 
 

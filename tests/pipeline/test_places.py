@@ -241,10 +241,9 @@ def test_classifier_has_no_pixels() -> None:
         visattn.explain("vit_tiny_patch16_224", PHOTO, weights="none", target="pixel:100,100")
 
 
-@pytest.mark.parametrize("target", ["box:5", "box:", "box:x", "query:5", "query:-1"])
+@pytest.mark.parametrize("target", ["query:", "query:x", "query:5", "query:-1"])
 def test_a_query_that_is_not_there_is_told_how_many_there_are(target: str) -> None:
-    kind = target.partition(":")[0]
-    with pytest.raises(OptionError, match=rf"5 (boxes|queries)\. Pass {kind}:0 to {kind}:4"):
+    with pytest.raises(OptionError, match=r"5 queries\. Pass query:0 to query:4"):
         visattn.explain(detr(), PHOTO, target=target, method="relevance")
 
 
@@ -258,5 +257,5 @@ def test_a_photo_without_boxes_is_told_so() -> None:
             none = self.stem(x).flatten()[:0]
             return [{"boxes": none.reshape(0, 4), "labels": none.long(), "scores": none} for _ in x]
 
-    with pytest.raises(OptionError, match="no boxes for this photo"):
+    with pytest.raises(OptionError, match="found nothing in this photo"):
         visattn.explain(Blind().eval(), pixels=torch.rand(1, 3, 64, 64), target="box:0", method="gradcam", layer="stem")

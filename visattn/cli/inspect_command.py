@@ -1,4 +1,4 @@
-"""Command `visattn inspect`: the attention layers of a model, the targets that it takes, and which methods apply to it."""
+"""Command `visattn inspect`: the attention layers of a model, and which methods apply to it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def inspect_command(
         "targets": [choice._asdict() for choice in choices],
     }
     if as_json:
-        click.echo(to_json({**facts, "layers": layers, "gates": gates, "targets": targets, "methods": methods}))
+        click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     size += " (assumed)" if "size" in spec.assumed() else ""
@@ -138,7 +138,7 @@ def inspect_command(
     ]
     for unseen in recording.unseen:
         click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.reason)}\n")
-    for table in (rows, gates, targets):
+    for table in (rows, gates):
         if table:
             click.echo(to_text(table))
     click.echo(to_text(methods))

@@ -23,7 +23,7 @@ from visattn.core.pipeline.outputs import class_name, tensor_of
 from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError
 
-_DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
+DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
 _ALIKE = 0.5  # overlap from which a detection counts as the same
 _LEAST = 0.5  # probability from which a query counts as a detection
 _SHOWN = 8  # detections in a message
@@ -72,7 +72,7 @@ class _Asked:
     def settled(self, output: Any) -> Score:  # noqa: ANN401 - a model's own
         """Return the score of the box in the output for the unedited image."""
         is_list = isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping)
-        if self.kind == "box" and is_list and output[0].keys() >= _DETECTION:
+        if self.kind == "box" and is_list and output[0].keys() >= DETECTION:
             return self._of_detection(output[0])
         return self._of_query(output)
 

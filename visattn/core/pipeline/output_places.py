@@ -26,8 +26,6 @@ from visattn.errors import OptionError
 
 _MASKS = "masks_queries_logits", "pred_masks"  # of mask transformers, `(B, masks, h, w)`; those of SAM have one axis more
 _DENSE = "logits", "out", "predicted_depth"
-DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
-_ALIKE = 0.5  # overlap from which a detection counts as the same
 
 
 def completed(_model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
@@ -196,66 +194,7 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     return Score(score, f"mean {word} of {name} over {where} ({share:.1%} of the input) = {mean:.3g}")
 
 
-def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
-    if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= DETECTION:
-        return _of_detection(output[0], which, labels)
-    return _of_query(output, which, labels, "box")
-
-
-def _of_query(output: Any, which: str, labels: Sequence[str] | None, kind: str = "query") -> Score:  # noqa: ANN401
-    logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
-    if logits is None or boxes is None or logits.ndim != 3:
-        fields = "logits and pred_boxes" + (", or boxes and scores" if kind == "box" else "")
-        raise OptionError(
-            f"target {kind}:N needs a detector, whose output has {fields}; the model returned {type(output).__name__}. "
-            + worded("Pass a function of it.", "Choose another target.")
-        )
-    logits, index = logits.detach(), _index(kind, which, logits.shape[1], None)
-    nothing = labels is not None and logits.shape[2] == len(labels) + 1  # the last class stands for no object
-    best = int(logits[0, index, : -1 if nothing else None].argmax())
-
-    def score(output: Any) -> Tensor:  # noqa: ANN401
-        all_logits = tensor_of(output, "logits", "pred_logits")
-        assert all_logits is not None  # noqa: S101 - it was there
-        return all_logits[:, index, best]
-
-    def corners(output: Any) -> Tensor:  # noqa: ANN401
-        all_boxes = tensor_of(output, "pred_boxes")
-        assert all_boxes is not None  # noqa: S101 - they were there
-        return all_boxes[:, index]
-
-    told = f"logit of {class_name(best, labels)} in {kind} {index} = {float(logits[0, index, best]):.3g}"
-    return Score(score, told, corners)
-
-
-def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str] | None) -> Score:
-    """Return the score of a detection of torchvision. In an edited image it is the detection of its class that overlaps it most."""
-    index = _index("box", which, len(first["boxes"]), None)
-    box, label = first["boxes"][index : index + 1].detach(), int(first["labels"][index])
-
-    def score(output: Any) -> Tensor:  # noqa: ANN401
-        return torch.stack([_matching(detections, box, label) for detections in output])
-
-    told = f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}"
-    return Score(score, told, lambda output: output[0]["boxes"][index])
-
-
-def _matching(detections: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
-    overlap = _overlap(box, detections["boxes"].detach()) * (detections["labels"] == label)
-    if not len(overlap) or float(overlap.max()) < _ALIKE:
-        return detections["scores"].sum() * 0
-    return detections["scores"][overlap.argmax()]
-
-
-def _overlap(box: Tensor, boxes: Tensor) -> Tensor:
-    """Return the intersection over union of a box `(1, 4)` with boxes `(N, 4)` of left, top, right, bottom."""
-    sides = (torch.minimum(box, boxes)[:, 2:] - torch.maximum(box, boxes)[:, :2]).clamp_min(0)
-    area, areas = ((corners[:, 2:] - corners[:, :2]).prod(1) for corners in (box, boxes))
-    both = sides.prod(1)
-    return both / (area + areas - both)
-
-
-def _index(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
+def index_of(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
     """Return the number of a mask or box, or of a class that is given by name.
 
     Raises:

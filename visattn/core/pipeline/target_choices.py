@@ -16,7 +16,8 @@ from visattn.core.families import labels as labels_of, task as task_of
 from visattn.core.methods import METHODS
 from visattn.core.pipeline.answering import with_target
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.output_places import DETECTION, masks_in
+from visattn.core.pipeline.output_boxes import DETECTION
+from visattn.core.pipeline.output_places import masks_in
 from visattn.core.pipeline.outputs import Meaning, class_name, tensor_of
 from visattn.core.pipeline.passes import answer_of, as_the_model, check_classes
 from visattn.core.pipeline.targets import Target
@@ -155,10 +156,8 @@ def _boxes(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice
         return
     chances = logits[0].detach().float().softmax(-1)
     best = int((chances[:, :-1] if labels is None or chances.shape[1] > len(labels) else chances).amax(1).argmax())
-    for kind in ("query", "box"):
-        yield Choice(
-            "target", f"{kind}:{best if prepared.photos else 0}", f"one of {_several(len(chances), 'query')} and its box"
-        )
+    yield Choice("target", f"query:{best if prepared.photos else 0}", f"one of {_several(len(chances), 'query')} and its box")
+    yield Choice("target", "box:0" if prepared.photos else "box:N", "a detection of this photo, the most probable first")
 
 
 def queries_of(recording: Recording) -> list[Choice]:
