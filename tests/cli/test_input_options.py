@@ -86,12 +86,12 @@ def files(tmp_path: Path) -> Path:
     ("model", "options"),
     [
         ("cell", ["--input", "depth=depth.npy", "--input", "table=row.csv"]),
-        ("cell", ["--image", "rgb", "--input", "table=row.json", "--input", "depth=depth.npy"]),
-        ("cell", ["--image", "0", "--input", "2=row.csv", "--input", "1=depth.npy"]),
+        ("cell", ["--image-input", "rgb", "--input", "table=row.json", "--input", "depth=depth.npy"]),
+        ("cell", ["--image-input", "0", "--input", "2=row.csv", "--input", "1=depth.npy"]),
         (
             "nested",
             [
-                *("--image", "batch.rgb", "--input", "batch.views.1=depth.npy", "--input", "batch.views.0=row.csv"),
+                *("--image-input", "batch.rgb", "--input", "batch.views.1=depth.npy", "--input", "batch.views.0=row.csv"),
                 *("--input", "batch.table=row.csv"),
             ],
         ),
@@ -112,7 +112,7 @@ def test_the_cell_that_decides_is_drawn(run: Run, files: Path, model: str, optio
 
 def test_a_photo_is_preprocessed_as_the_picture_is_and_that_is_said(run: Run, files: Path) -> None:
     (files / "net.py").write_text(MODELS.replace("nn.Conv2d(1, 2", "nn.Conv2d(3, 2"))
-    options = ("--image", "rgb", "--input", "depth=photo:coffee", "--input", "table=row.csv")
+    options = ("--image-input", "rgb", "--input", "depth=photo:coffee", "--input", "table=row.csv")
     code, _, err = run("overlay", "photo.png", "--model", "net.py:cell", *options, *GIVEN)
     assert code == 0, err
     assert "input depth: coffee.png, preprocessed as the picture is" in err
@@ -136,13 +136,13 @@ WRONG = {
         ("--input", "dpeth=depth.npy", *REST),
         "no input 'dpeth'; did you mean 'depth'? Its inputs: rgb, depth, table",
     ),
-    "unknown picture": (("--input", "depth=depth.npy", *REST, "--image", "rbg"), "no input 'rbg'; did you mean 'rgb'"),
+    "unknown picture": (("--input", "depth=depth.npy", *REST, "--image-input", "rbg"), "no input 'rbg'; did you mean 'rgb'"),
     "missing": (REST, "one of the inputs rgb, depth is the photo, and the others are missing"),
     "twice": (("--input", "depth=depth.npy", "--input", "depth=row.csv"), "the input depth is given twice"),
-    "picture twice": (("--input", "depth=depth.npy", *REST, "--image", "depth"), "the input depth is given twice"),
+    "picture twice": (("--input", "depth=depth.npy", *REST, "--image-input", "depth"), "the input depth is given twice"),
     "wrong shape": (("--input", "depth=row.csv", *REST), "depth (1, 3), table (1, 3)"),
-    "gap": (("--image", "rgb", "--input", "depth.1=depth.npy", *REST), "the input depth.0 is missing"),
-    "inside of another": (("--image", "depth.rgb", "--input", "depth=depth.npy"), "depth.rgb lies inside of another"),
+    "gap": (("--image-input", "rgb", "--input", "depth.1=depth.npy", *REST), "the input depth.0 is missing"),
+    "inside of another": (("--image-input", "depth.rgb", "--input", "depth=depth.npy"), "depth.rgb lies inside of another"),
 }
 
 
@@ -167,7 +167,7 @@ def test_no_output_replaces_an_input(run: Run, files: Path) -> None:
     assert (files / "out.png").read_bytes() == (files / "photo.png").read_bytes()
 
 
-@pytest.mark.parametrize("option", [("--input", "a=row.csv"), ("--image", "a")])
+@pytest.mark.parametrize("option", [("--input", "a=row.csv"), ("--image-input", "a")])
 def test_a_saved_map_takes_no_inputs(run: Run, files: Path, option: tuple[str, str]) -> None:
     code, _, err = run("overlay", "photo.png", "--map", "map.npz", *option)
     assert code > 1

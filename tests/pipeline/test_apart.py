@@ -193,14 +193,14 @@ def test_places_are_those_of_each_photo_however_they_are_spelled(target: str) ->
     same(Dense().eval(), method="gradcam", target=target, layer="one", **WHOLE)
 
 
-def test_one_target_in_a_list_is_that_of_all_and_several_are_refused() -> None:
+def test_a_list_of_targets_has_one_for_each_image() -> None:
     model = tiny.vit()
-    same(model, method="gradcam", target=[2])
-    several = r"target must be one for all images, got 2\. Make a call for each target\."
-    with pytest.raises(OptionError, match=several):
+    with pytest.raises(OptionError, match=r"got 2 targets for 4 images"):
         list(explain_batch(model, PHOTOS, method="gradcam", target=[1, 2]))
-    with pytest.raises(OptionError, match=several):
+    with pytest.raises(OptionError, match=r"must be one, got 2\."):
         explain(model, PHOTOS[0], method="gradcam", target=[1, 2])
+    one, same_one = (explain(model, PHOTOS[0], method="gradcam", target=target).map.values for target in (2, [2]))
+    assert torch.equal(one, same_one)
 
 
 def test_every_map_of_a_compiled_model_says_that_it_ran_without_that() -> None:

@@ -78,7 +78,7 @@ def overlay_command(
     visattn overlay dog.jpg --method similarity --query pixel:120,80
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --target "tiger cat"
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --method gradcam --layer all
-    visattn overlay rgb.png --model net.py:build --image rgb --input depth=depth.npy
+    visattn overlay rgb.png --model net.py:build --image-input rgb --input depth=depth.npy
     visattn overlay scene:7 --model scenes_vit --compare scenes_cnn
     visattn overlay photo:chelsea --box mass:0.5
     """  # noqa: D301 - \b keeps click from wrapping the examples

@@ -26,7 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def input_options(command: F) -> F:
     """Add options for other inputs of the model, and for the input that the images are."""
-    place = click.option("--image", metavar="NAME", help="Input of the model that IMAGES are given as, such as rgb or batch.rgb.")
+    place = click.option(
+        "--image-input", "image", metavar="NAME", help="Input of the model that IMAGES are given as, such as rgb or batch.rgb."
+    )
     given = click.option(
         "--input",
         "inputs",
@@ -86,7 +88,9 @@ def _with_lists(value: Any, path: str) -> Any:  # noqa: ANN401
 def _parted(given: str) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     if not (name and equals and file) or "" in name.split("."):
-        raise OptionError(f"--input must be NAME=FILE, the name of an input and a file for it, got {printable(given)}.")
+        raise OptionError(
+            f"--input must be NAME=FILE, the name of an input and a file for it, got {printable(given)}. IMAGES are given without an option."
+        )
     return name, file
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn._support.files import exists
+from visattn._support.language import worded
 from visattn._support.nested import leaves, mapped
 from visattn.core.families.forward_calls import by_name, is_image, optional_place, parameters_of, path_of, required_place
 from visattn.core.images import image_facts
@@ -132,7 +133,9 @@ def place_of(given: GivenInputs, own: Prepared | None, picture: str | None) -> s
     if len(choices) == 1:
         return choices[0]
     if choices:
-        raise OptionError(f"each of the inputs {given.listed()} may be the picture. Name it: image='{printable(choices[0])}'.")
+        first = printable(choices[0])
+        how = worded(f"image='{first}'", f"--image-input {first}")
+        raise OptionError(f"each of the inputs {given.listed()} may be the picture. Name it: {how}.")
     raise OptionError(f"inputs have no picture ({given.listed()}). Pass the photo too, or among the inputs.")
 
 
