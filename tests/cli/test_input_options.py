@@ -122,7 +122,7 @@ def test_a_photo_is_preprocessed_as_the_picture_is_and_that_is_said(run: Run, fi
 REST = ("--input", "table=row.csv")
 WRONG = {
     "no file": (("--input", "depth=none.npy"), "none.npy: cannot be read (no such file"),
-    "no name": (("--input", "depth.npy"), "must be NAME=FILE, the name of an input and a file for it, got depth.npy"),
+    "no name": (("--input", "depth.npy"), "must be NAME=FILE, the name of an input and its file, got depth.npy"),
     "objects": (
         ("--input", "depth=objects.npy"),
         "objects.npy: holds no array of numbers (Array can't be memory-mapped: Python objects",

@@ -89,7 +89,7 @@ def _parted(given: str) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     if not (name and equals and file) or "" in name.split("."):
         raise OptionError(
-            f"--input must be NAME=FILE, the name of an input and a file for it, got {printable(given)}. IMAGES are given without an option."
+            f"--input must be NAME=FILE, the name of an input and its file, got {printable(given)}. IMAGES are given without an option."
         )
     return name, file
 
