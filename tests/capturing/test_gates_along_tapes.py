@@ -54,6 +54,28 @@ def test_gate_that_a_module_tells_is_recorded_once() -> None:
         assert named(mixed) == [("1.se", "channel_gate"), ("1.inner.ca", "channel_gate")]
 
 
+class Partly(Parent):
+    """Block that tells one of its gates, and computes another in a part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.fc(x.mean((2, 3), keepdim=True)))
+        publish(self, "channel_gate", gate)
+        out = x * gate
+        return self.sa(out) * out  # type: ignore[no-any-return]
+
+
+def test_a_module_that_tells_one_gate_hides_no_other() -> None:
+    model = network(Partly(cbam))
+    attached = network(Parent(cbam))
+    visattn.attach(attached, "se", ["1"], init=0.5)
+    for _ in range(2):
+        assert named(model) == [("1", "channel_gate"), ("1.sa", "spatial_gate")]
+        assert [gate for gate in named(attached) if gate[0] != "1.attention"] == [
+            ("1.base.ca", "channel_gate"),
+            ("1.base.sa", "spatial_gate"),
+        ]
+
+
 def last(model: Any, x: Tensor) -> Tensor:
     """Gate a map with channels last."""
     features = x.permute(0, 2, 3, 1)

@@ -189,6 +189,10 @@ NO_GATES: dict[str, Callable[[Any, Tensor], Any]] = {
     "a gate that multiplies nothing": lambda m, x: m.ca(x) + x,
     "a gate behind a convolution": lambda m, x: x * m.fc(m.ca(x)),
     "a constant": lambda m, x: x * 0.5,
+    "one number, spread and scaled": lambda m, x: (
+        x * (0.5 + torch.sigmoid(m.sa(x).mean((2, 3), keepdim=True)).expand_as(x) * 0.1)
+    ),
+    "clamped on one side": lambda m, x: x * (m.ca(x).logit().clamp(min=0) * 0.5),
 }
 
 

@@ -133,11 +133,11 @@ class _Session:
         self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
         self._features: list[Callable[[Forward], None]] = []
         self._stream: dict[str, _Stream] = {}  # last input of each module that attention is added to
-        self._telling: set[nn.Module] = set()  # modules that have told their gates
+        self._told: dict[nn.Module, list[Tensor]] = {}  # gates that modules have told
 
     def finder(self) -> finding.GateFinder:
         """Return the finder of gates that no module tells."""
-        self._finder = self._finder or finding.GateFinder(self._names, self._telling, self._keep_factor)
+        self._finder = self._finder or finding.GateFinder(self._names, self._told, self._keep_factor)
         return self._finder
 
     def _drop(self) -> None:
@@ -346,13 +346,13 @@ class _Session:
         if module not in self._names or not self.watch.running():
             return
         self._wanted = True
-        self._telling.add(module)
         layer = self._names[module]
         if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
         first_flattened_axis = {"channel_gate": 1, "branch_gate": 2}.get(role)
         value = _owned(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
         self._copies.append(value)
+        self._told.setdefault(module, []).append(value)
         has_places = role in ("spatial_gate", "gate", "transform", "glimpse")
         slot = self.watch.want(gate if features is None else features) if has_places else None
         is_of_whole_map, size = role in ("transform", "glimpse"), gate.shape[2:]

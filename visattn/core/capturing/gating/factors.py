@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -18,16 +19,11 @@ _WHOLE = words("""
     dropout2d feature_dropout
 """)
 _PARTS = words("__getitem__ select narrow chunk split tensor_split unbind cat concat concatenate stack")
-_LINEAR = (
-    _WHOLE
-    | _PARTS
-    | MULTIPLY
-    | _DIVIDE
-    | words("""
-    add __add__ __radd__ __iadd__ sub subtract __sub__ __rsub__ __isub__ rsub neg negative __neg__ mean sum
-    interpolate upsample upsample_bilinear upsample_nearest avg_pool2d adaptive_avg_pool2d
-""")
+_SCALE = (
+    MULTIPLY | _DIVIDE | words("add __add__ __radd__ __iadd__ sub subtract __sub__ __rsub__ __isub__ rsub neg negative __neg__")
 )
+_RESIZE = words("mean sum interpolate upsample upsample_bilinear upsample_nearest avg_pool2d adaptive_avg_pool2d")
+_LINEAR = _WHOLE | _PARTS | _SCALE | _RESIZE
 _BOUNDED, _SIGNED, _CLIPPED = 2, 1, 0
 
 
@@ -79,14 +75,16 @@ class Sources:
         entry = self.tape.entries[number]
         name = entry.operation.name if entry.operation.own else ""
         if name in SQUASH:
-            return Factor(frozenset({number}), _strength(name, entry))
-        images = [slot for slot in _read(entry) if slot in self.tape.descends]
+            strength = _strength(name, entry)
+            return None if strength is None else Factor(frozenset({number}), strength)
+        images = sorted(
+            _read(entry) & self.tape.descends, reverse=True
+        )  # the latest first: of a residual sum, that of the branch
         divides_by_image = name in _DIVIDE and len(images) > 1
         if name not in _LINEAR or divides_by_image or entry.rewritten:
             return None
-        parts = [self.factor(image) for image in images]
-        factors = [part for part in parts if part is not None]
-        if len(factors) < len(parts) or not factors:
+        factors = [part for part in takewhile(bool, map(self.factor, images)) if part is not None]
+        if len(factors) < len(images) or not factors:
             return None
         strength = min(factor.strength for factor in factors)
         is_scaled = name in MULTIPLY | _DIVIDE and len(images) == 1
@@ -109,8 +107,13 @@ class Sources:
         return self._collected(slot, lambda entry: entry.operation.own and entry.operation.name in _WHOLE)[0]
 
     def smallest(self, slot: int) -> int:
-        """Return the least number of elements among the tensors that the one in a slot is a whole view or copy of."""
-        return min(self.tape.facts[self.tape.nodes[view]].shape.numel() for view in self.views(slot))
+        """Return the least number of elements among the tensors that the one in a slot is a whole copy of, scaled by constants or not."""
+
+        def copies(entry: Entry) -> bool:
+            scales = entry.operation.name in _SCALE and len(_read(entry) & self.tape.descends) == 1
+            return entry.operation.own and (scales or entry.operation.name in _WHOLE)
+
+        return min(self.tape.facts[self.tape.nodes[copy]].shape.numel() for copy in self._collected(slot, copies)[0])
 
     def _collected(self, slot: int, passes: Callable[[Entry], bool]) -> tuple[set[int], set[int]]:
         """Return the slots met when a slot is followed to its sources, through entries that `passes` accepts, and those where it ended."""
@@ -127,12 +130,14 @@ class Sources:
         return met, ends
 
 
-def _strength(name: str, entry: Entry) -> int:
-    """Return the strength of a factor that an entry has bounded."""
+def _strength(name: str, entry: Entry) -> int | None:
+    """Return the strength of a factor that an entry has bounded; None if it has bounded one side only."""
     if name not in _CLIPS:
         return _SIGNED if name == "tanh" else _BOUNDED
     bounds = [value for value in (*entry.args[1:], *entry.kwargs.values()) if type(value) in (int, float)]
-    return _BOUNDED if sorted(bounds)[:2] == [0, 1] else _CLIPPED
+    if len(bounds) < 2 and name in ("clamp", "clip"):
+        return None
+    return _BOUNDED if bounds == [0, 1] else _CLIPPED
 
 
 def _read(entry: Entry) -> set[int]:

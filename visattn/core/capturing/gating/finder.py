@@ -50,16 +50,16 @@ class _Gate:
 class GateFinder:
     """Finder of the gates of one capture."""
 
-    def __init__(self, modules: Mapping[nn.Module, str], telling: Collection[nn.Module], keep: Keep) -> None:
+    def __init__(self, modules: Mapping[nn.Module, str], told: Mapping[nn.Module, Sequence[Tensor]], keep: Keep) -> None:
         """Start without gates.
 
         Args:
             modules: Modules of the model, with their names.
-            telling: Modules that tell their own gates; more may be added while the capture runs.
+            told: Gates that modules tell themselves; more may be added while the capture runs.
             keep: Function that receives each gate when features are multiplied by it.
         """
         self._modules, self._names = list(modules), list(modules.values())
-        self._telling, self._keep = telling, keep
+        self._told, self._keep = told, keep
         self._sources: Sources | None = None
         self._gates: dict[Entry, _Gate] = {}
 
@@ -98,18 +98,24 @@ class GateFinder:
             return None
         squashing: list[Sequence[Running]] = [tape.entries[number].within for number in product.squashes]
         gate, features = (operands(entry)[side].slot for side in (product.side, 1 - product.side))
-        views = sources.views(features)
+        before = self._before(sources, features, sources.behind(gate))
+        first = features if before is None else _features_of(before)  # that gates of rows and columns multiply one after another
+        views = sources.views(first)
         module = owner(
             squashing, running_modules(self._modules, tracer), lambda slot: bool(views & sources.views(slot)), self._modules
         )
         if module is None:
             return None
-        number = sources.number(features)
-        before = None if number is None or features in sources.behind(gate) else tape.entries[number]
         gating = None if before is None else before.gate
         continues = isinstance(gating, Gating) and (gating.owner, gating.product.of) == (module, product.of)
         within = frozenset(call.module for calls in squashing for call in calls)
         return Gating(product, module, within, before if continues else None)
+
+    def _before(self, sources: Sources, features: int, behind: Collection[int]) -> Entry | None:
+        """Return the entry that multiplied features by another gate just before, if the present gate is not computed from the result."""
+        number = None if features in behind else sources.number(features)
+        entry = None if number is None else sources.tape.entries[number]
+        return entry if entry is not None and isinstance(entry.gate, Gating) else None
 
     def _sources_of(self, tape: Tape) -> Sources:
         if self._sources is None or self._sources.tape is not tape:
@@ -117,8 +123,29 @@ class GateFinder:
         return self._sources
 
     def _record(self, gating: Gating, gate: _Gate, forward: Forward, slot: int | None) -> list[FeatureRecord]:
-        """Return the record of a gate; none if a module around it tells its own gates, or if the gate is not one for each image."""
-        is_told = any(self._modules[index] in self._telling for index in gating.within)
-        if is_told or len(gate.value) != forward.inputs.batch:
+        """Return the record of a gate; none if a module around it has told it, or if the gate is not one for each image."""
+        around = [self._modules[index] for index in gating.within]
+        told = [value for module in around for value in self._told.get(module, ())]
+        if self._is_of_library(gating.owner) or any(_are_equal(value, gate.value) for value in told):
+            return []
+        if len(gate.value) != forward.inputs.batch:
             return []
         return [gate_record(self._names[gating.owner], forward.number, gate.value, gate.shape, forward.tokens(slot))]
+
+    def _is_of_library(self, owner: int) -> bool:
+        """Check whether a module of a library, which has its own entry or publishes, has told its gates."""
+        module = self._modules[owner]
+        return module in self._told and type(module).__module__.partition(".")[0] in ("visattn", "timm", "torchvision")
+
+
+def _features_of(entry: Entry) -> int:
+    """Return the slot of the features that an entry multiplies by a gate; of several such entries in a row, those of the first."""
+    gating = entry.gate
+    assert isinstance(gating, Gating)  # noqa: S101
+    return operands(entry)[1 - gating.product.side].slot if gating.before is None else _features_of(gating.before)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Check whether gates have the same values, in whatever shape."""
+    with torch.no_grad():
+        return one.numel() == other.numel() and torch.equal(one.flatten(), other.flatten().to(one.dtype))

@@ -9,7 +9,6 @@ from types import FrameType
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.modules import activation
 
 from visattn.core.capturing.intercept.written_out import tensors_of
 from visattn.core.capturing.trace.tracer import Tracer
@@ -87,7 +86,7 @@ def _owner(squashing: Calls, multiplying: Calls, features: Callable[[int], bool]
         return receiving[-1]
     common = _common(squashing, multiplying)
     parts = [call.module for call in squashing[len(common) : len(common) + 1]]
-    if parts and type(modules[parts[0]]).__module__ != activation.__name__:
+    if parts and next(modules[parts[0]].parameters(), None) is not None:  # a bare activation computes no gate
         return parts[0]
     return common[-1].module if common else None
 
