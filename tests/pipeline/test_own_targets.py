@@ -131,7 +131,7 @@ class Mixing(nn.Module):
     ("images", "targets", "words"),
     [
         (lambda: PHOTOS, [0, 1, 2], ("3 targets", "4 images")),
-        (lambda: PHOTOS, [0], ("1 targets", "4 images")),
+        (lambda: PHOTOS, [0], ("1 target", "4 images")),
         (lambda: PHOTOS, [], ("0 targets", "4 images")),
         (lambda: PHOTOS, torch.arange(5) % 2, ("5 targets", "4 images")),
         (lambda: iter(PHOTOS), [0, 1], ("2 targets", "more than 2 images")),
@@ -144,6 +144,8 @@ class Mixing(nn.Module):
         (lambda: PHOTOS, [0, "output:99", 0, 0], ("image 1", "output:0")),
         (lambda: PHOTOS, [0, [1, 2], 0, 0], ("image 1", "label:A,B")),
         (lambda: PHOTOS, [0, 1.5, 0, 0], ("target",)),
+        (lambda: PHOTOS, torch.tensor([0, 1.5, 0, 0]), ("image 0", "target must be")),
+        (lambda: PHOTOS, 1.5, ("target must be",)),
     ],
 )
 def test_wrong_lists_get_one_line_that_gives_both_numbers(

@@ -747,3 +747,9 @@ def test_invalid_folder_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file, not a folder"):
         logger_of(plain(), to=tmp_path / "file")
+
+
+@pytest.mark.parametrize("target", ["box:0", "output:1", "similar:photo:coffee"])
+def test_a_target_that_a_step_completes_is_refused(target: str) -> None:
+    with pytest.raises(OptionError, match=f"'{target}' is not available during training"):
+        logger_of(tiny.vit(), target=target)

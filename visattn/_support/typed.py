@@ -28,6 +28,7 @@ _WORDS: dict[Any, str] = {
     os.PathLike: "a path",
     Callable: "a function",
     Sequence: "a list",
+    Iterable: "a list",
     tuple: "a tuple",
 }
 

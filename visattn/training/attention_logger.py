@@ -138,9 +138,9 @@ class AttentionLogger:
         self._panel, self._style = round(between(options.pop("panel"), 32, 2000, "panel")), Style(**options).opaque()
         task = parameters.pop("task", None)
         self._question = ask(method, parameters, Target(_classes(target), labels=labels, task=task))
-        if kind := next(iter(self._question.target.named or ()), ""):
+        if self._question.target.steps not in ((), ("class_names",)):
             raise OptionError(
-                f"target {kind}: is not available during training. Pass a class, one for each image, or a function."
+                f"target '{target}' is not available during training. Pass a class, one for each image, or a function."
             )
         if self._question.method is not None and not _drawable(self._question.method):
             known = ", ".join(name for name, each in METHODS.items() if _drawable(each))

@@ -55,7 +55,7 @@ def asked_of(method: MethodName | str, target: Of, options: Mapping[str, Any], s
 
 
 def _of_all(of: Of) -> Of:
-    """Return the target of all images, which may be in a list of its own.
+    """Return the target, which may be in a list of its own.
 
     Raises:
         OptionError: If there are several.

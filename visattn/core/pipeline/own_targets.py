@@ -193,5 +193,5 @@ def _refuse(targets: int | None, images: int | None) -> NoReturn:
     least = (targets if images is None else images) or 0
     of_targets, of_images = (f"more than {least}" if number is None else str(number) for number in (targets, images))
     raise OptionError(
-        f"target must be one for each image: got {of_targets} targets for {of_images} images. Pass as many, or one target for all."
+        f"target must be one for each image: got {of_targets} target{'s' * (targets != 1)} for {of_images} image{'s' * (images != 1)}. Pass as many, or one target for all."
     )

@@ -47,6 +47,12 @@ class TargetOptions(TypedDict, total=False):
     task: Task | None
 
 
+class _Given(TargetOptions, total=False):
+    """The same and the class, by the names that a caller uses."""
+
+    target: Of
+
+
 class NoClasses(OptionError):
     """The model's output has no class logits."""
 
@@ -85,7 +91,7 @@ class Target:
         Raises:
             OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
         """
-        check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
+        check_types(_Given, {"target" if name == "of" else name: value for name, value in vars(self).items()})
         if self.labels == "imagenet":
             object.__setattr__(self, "labels", imagenet_classes())
         named = self.named
