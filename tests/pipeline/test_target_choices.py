@@ -20,7 +20,7 @@ from torchvision.models.detection.rpn import AnchorGenerator
 import visattn
 from tests.cli.test_commands import Run, photo, run
 from tests.pipeline.test_output_numbers import Net
-from tests.pipeline.test_places import detr, segformer
+from tests.pipeline.test_places import detr
 from tests.pipeline.test_prompts import saved
 from visattn.core.pipeline.embeddings import with_words
 from visattn.core.pipeline.passes import answer_of
@@ -54,6 +54,13 @@ def detector() -> nn.Module:
     return model.eval()  # type: ignore[no-any-return]
 
 
+def dense() -> nn.Module:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    model.img_size = 64
+    return model.eval()  # type: ignore[no-any-return]
+
+
 KINDS: dict[str, tuple[Callable[[Path], Any], str, set[str]]] = {  # a model, a method, and the kinds that it takes
     "classes": (lambda _: vit_of_transformers(3, "single_label_classification"), "relevance", {"class", "output"}),
     "labels": (lambda _: vit_of_transformers(3, "multi_label_classification"), "relevance", {"label", "output"}),
@@ -79,7 +86,7 @@ def seen(model: Any) -> Any:
 def test_each_example_runs_and_no_other_kind_is_listed(name: str, tmp_path: Path) -> None:
     build, method, kinds = KINDS[name]
     model = build(tmp_path)
-    options: dict[str, Any] = {"layer": "segformer.stages.1.layer_norm"} if name == "segmentation" else {}
+    options: dict[str, Any] = {"layer": "1"} if name == "segmentation" else {}
     choices = choices_of(model, *seen(model))
     assert {choice.example.partition(":")[0] for choice in choices} == kinds
     for choice in choices:

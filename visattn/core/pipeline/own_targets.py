@@ -191,7 +191,11 @@ def _refuse(targets: int | None, images: int | None) -> NoReturn:
         OptionError: Always.
     """
     least = (targets if images is None else images) or 0
-    of_targets, of_images = (f"more than {least}" if number is None else str(number) for number in (targets, images))
+    numbers = {"target": targets, "image": images}
+    of_targets, of_images = (
+        f"{'more than ' * (number is None)}{least if number is None else number} {noun}{'s' * (number != 1)}"
+        for noun, number in numbers.items()
+    )
     raise OptionError(
-        f"target must be one for each image: got {of_targets} target{'s' * (targets != 1)} for {of_images} image{'s' * (images != 1)}. Pass as many, or one target for all."
+        f"target must be one for each image: got {of_targets} for {of_images}. Pass as many, or one target for all."
     )
