@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[Callable[[Path], Any], str, set[str]]] = {  # a model, a 
     "images and texts": (lambda folder: saved(folder / "clip"), "relevance", {"text", "similar"}),
     "detector": (lambda _: detector(), "gradcam", {"box"}),
     "detection transformer": (lambda _: detr(), "relevance", {"query"}),  # none of its random boxes has more than one half
-    "segmentation": (lambda _: segformer(), "gradcam", {"pixel", "mask"}),
+    "segmentation": (lambda _: dense(), "gradcam", {"pixel", "mask"}),
 }
 
 
@@ -86,11 +86,10 @@ def seen(model: Any) -> Any:
 def test_each_example_runs_and_no_other_kind_is_listed(name: str, tmp_path: Path) -> None:
     build, method, kinds = KINDS[name]
     model = build(tmp_path)
-    options: dict[str, Any] = {"layer": "1"} if name == "segmentation" else {}
     choices = choices_of(model, *seen(model))
     assert {choice.example.partition(":")[0] for choice in choices} == kinds
     for choice in choices:
-        made = visattn.explain(model, PHOTO, method=method, target=choice.example, **options)
+        made = visattn.explain(model, PHOTO, method=method, target=choice.example)
         assert len(made.provenance.target) == 1
 
 
