@@ -63,7 +63,7 @@ def test_modules_train_as_with_single_operations(
     module, x = build(16, 4).double(), change(drawn(of_images, 16, 9, 10))
     slope = drawn(of_images, 16, 9, 10, seed=1).detach()
     calls: list[str] = []
-    monkeypatch.setattr(lean, "_IN_CACHE", 2 * 16 * 90)  # two images at a time
+    monkeypatch.setattr(lean, "_IN_CACHE", 2 * 16 * 90 // torch.get_num_threads())  # two images at a time
 
     def run() -> list[Tensor]:
         y = module(x)

@@ -15,7 +15,7 @@ from torch.autograd import Function, forward_ad
 
 from visattn.nn.means import mean_over
 
-_IN_CACHE = 1 << 18  # numbers of a map that are worked on at once on a CPU: 1 MB, of which three fit into its second cache
+_IN_CACHE = 1 << 18  # numbers of a map that a thread works on at once on a CPU: 1 MB, of which three fit into its second cache
 _DTYPES = torch.float32, torch.float64
 
 
@@ -45,18 +45,17 @@ class PooledPlaces(Function):
         return x.view_as(x), mean, peak
 
     @staticmethod
-    def backward(ctx: Any, of_map: Tensor, of_mean: Tensor, of_peak: Tensor) -> Tensor:  # noqa: ANN401
+    def backward(ctx: Any, of_map: Tensor, of_mean: Tensor, of_peak: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Return the gradient of the map."""
         x, peak = ctx.saved_tensors
         if torch.is_grad_enabled():
-            (gradient,) = _taken_twice(PooledPlaces.plain, (x,), (of_map, of_mean, of_peak))
-            return gradient
+            return _taken_twice(PooledPlaces.plain, (x,), (of_map, of_mean, of_peak))
         gradient, of_mean = of_map.contiguous(), of_mean / (x.shape[2] * x.shape[3])
         scratch = _scratch(x)
         for some, slope, some_peak, mean_share, peak_share in _images(x, gradient, peak, of_mean, of_peak):
             is_peak = torch.eq(some, some_peak, out=scratch[: len(some)])  # in numbers, which a CPU vectorizes
             slope.add_(mean_share).addcmul_(is_peak, peak_share / is_peak.sum((2, 3), keepdim=True))
-        return gradient
+        return (gradient,)
 
 
 class PooledChannels(Function):
@@ -81,12 +80,11 @@ class PooledChannels(Function):
         return x.view_as(x), mean, peak
 
     @staticmethod
-    def backward(ctx: Any, of_map: Tensor, of_mean: Tensor, of_peak: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def backward(ctx: Any, of_map: Tensor, of_mean: Tensor, of_peak: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Return the gradients of the map and the gate."""
         x, gate, peak = ctx.saved_tensors
         if torch.is_grad_enabled():
-            of_x, of_gate = _taken_twice(PooledChannels.plain, (x, gate), (of_map, of_mean, of_peak))
-            return of_x, of_gate
+            return _taken_twice(PooledChannels.plain, (x, gate), (of_map, of_mean, of_peak))
         gradient, of_gate, of_mean = of_map.contiguous(), torch.empty_like(gate), of_mean / x.shape[1]
         scratch, parts = _scratch(x), _images(x, gate, peak, gradient, of_gate, of_mean, of_peak)
         for some, some_gate, some_peak, some_gradient, gate_gradient, mean_share, peak_share in parts:
@@ -115,12 +113,11 @@ class Gated(Function):
         return product
 
     @staticmethod
-    def backward(ctx: Any, of_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+    def backward(ctx: Any, of_product: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Return the gradients of the map and both gates."""
         x, channels, places = ctx.saved_tensors
         if torch.is_grad_enabled():
-            of_x, of_channels, of_places = _taken_twice(Gated.plain, (x, channels, places), (of_product,))
-            return of_x, of_channels, of_places
+            return _taken_twice(Gated.plain, (x, channels, places), (of_product,))
         gradient, of_channels, of_places = torch.empty_like(x), torch.empty_like(channels), torch.empty_like(places)
         scratch, parts = _scratch(x), _images(x, channels, places, of_product, gradient, of_channels, of_places)
         for some, some_channels, some_places, slope, out, channels_out, places_out in parts:
@@ -150,12 +147,11 @@ class LargerGated(Function):
         return larger
 
     @staticmethod
-    def backward(ctx: Any, of_larger: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+    def backward(ctx: Any, of_larger: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Return the gradients of the map and both gates; equal products get half each, as in PyTorch."""
         x, channels, places = ctx.saved_tensors
         if torch.is_grad_enabled():
-            of_x, of_channels, of_places = _taken_twice(LargerGated.plain, (x, channels, places), (of_larger,))
-            return of_x, of_channels, of_places
+            return _taken_twice(LargerGated.plain, (x, channels, places), (of_larger,))
         gradient, of_channels, of_places = torch.empty_like(x), torch.empty_like(channels), torch.empty_like(places)
         scratch, other, parts = (
             _scratch(x),
@@ -187,7 +183,9 @@ def _scratch(x: Tensor) -> Tensor:
 
 
 def _count(x: Tensor) -> int:
-    return max(1, len(x) if x.device.type != "cpu" else _IN_CACHE // max(1, x[0].numel()))
+    if x.device.type != "cpu":
+        return max(1, len(x))
+    return max(1, torch.get_num_threads() * _IN_CACHE // max(1, x[0].numel()))
 
 
 def _taken_twice(
