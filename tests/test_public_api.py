@@ -23,7 +23,7 @@ AttentionCall AttentionMap AttentionRecord Explanation FeatureRecord Geometry He
 Survey TokenLayout VisattnError __version__ animation attach captioning capture colorize comparison_page contact_sheet data drawing
 embedding errors evaluation explain explain_batch explain_pictures explain_stages explain_video families filmstrip gate_page geometry
 images intervene load_image load_map load_maps load_model load_study loading maps matrix_page methods models nn normalize operators
-overlay permuted picture_page prepare prepare_batch prepare_tensor provenance records save_map similar_to stage_page studies study
+overlay permuted prepare prepare_batch prepare_tensor provenance records save_map similar_to stage_page studies study
 training
 """.split()  # noqa: SIM905 - one name after another reads best
 

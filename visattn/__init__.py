@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from visattn.core.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
     from visattn.core.pipeline.other_images import similar_to as similar_to
     from visattn.core.pipeline.preprocessing import Preprocessing as Preprocessing
-    from visattn.core.pipeline.several_pictures import explain_pictures as explain_pictures, picture_page as picture_page
+    from visattn.core.pipeline.several_pictures import explain_pictures as explain_pictures
     from visattn.core.pipeline.stages import explain_stages as explain_stages, stage_page as stage_page
     from visattn.core.pipeline.tensors import prepare_tensor as prepare_tensor
     from visattn.core.provenance import Provenance as Provenance
@@ -117,7 +117,6 @@ _NAMES = {
     "normalize": "core.maps",
     "overlay": "core.drawing.overlays",
     "permuted": "core.capturing.interventions",
-    "picture_page": "core.pipeline.several_pictures",
     "prepare": "core.pipeline.inputs",
     "prepare_batch": "core.pipeline.inputs",
     "prepare_tensor": "core.pipeline.tensors",

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
-from visattn.errors import OptionError, VisattnWarning
+from visattn.errors import MapError, OptionError, VisattnWarning
 
 SIDE, CELL = 32, 8
 WIDTH, HEADS = 8, 2
@@ -149,12 +149,12 @@ def test_a_figure_has_one_scale(tmp_path: Path) -> None:
         Tracker().eval(), photos, list(photos), method="attention", fusion="mean", resize="fit", img_size=SIDE
     )
     file = tmp_path / "page.png"
-    visattn.picture_page(made, panel=64, opacity=1.0).save(file)
+    visattn.comparison_page(list(made.values()), list(made), scale="raw", panel=64, opacity=1.0).save(file)
     values = np.concatenate([explanation.map.numpy().ravel() for explanation in made.values()])
     with Image.open(file) as drawn:
         page, facts = np.asarray(drawn.convert("RGB")).astype(int), json.loads(drawn.info["visattn"])
     assert facts["value_range"] == pytest.approx([values.min(), values.max()])
-    assert list(facts["drawing"]["pictures"]) == list(photos)
+    assert facts["drawing"]["labels"] == list(photos)
     corners = [(y, x) for y in range(len(page) - 64) for x in range(page.shape[1] - 64) if is_panel(page[y : y + 64, x : x + 64])]
     assert len(corners) == len(photos)
     colors = [page[y + 8 + 16 * row, x + 8 + 16 * column] for y, x in corners for row in range(4) for column in range(4)]
@@ -182,10 +182,8 @@ def test_maps_of_several_methods_have_no_common_scale() -> None:
         visattn.explain_pictures(Tracker().eval(), photos, [name], img_size=SIDE, **options)[name]
         for name, options in asked.items()
     )
-    with pytest.raises(OptionError, match="template: attention, search: Grad-CAM"):
-        visattn.picture_page({"template": one, "search": other})
-    with pytest.raises(OptionError, match="got none"):
-        visattn.picture_page({})
+    with pytest.raises(MapError, match="different quantities have no common scale: attention, Grad-CAM"):
+        visattn.comparison_page([one, other], ["template", "search"], scale="raw")
 
 
 @pytest.mark.parametrize("images", [[], ["search", "search"], "search"])

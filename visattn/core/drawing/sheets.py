@@ -48,9 +48,8 @@ class Panels:
         shared_axes: Sequence[str],
         style: Style,
         ranges: bool = False,
-        scale: tuple[float, float] | None = None,
     ) -> None:
-        """Resize photo and map to the panel size; see `contact_sheet`. `ranges`: tell the range in any case; `scale`: that of all maps."""
+        """Resize photo and map to the panel size; see `contact_sheet`. With `ranges`, the range is below a panel in any case."""
         whole = as_image(photo)
         if geometry.photo != (whole.height, whole.width):
             size = " x ".join(map(str, geometry.photo))
@@ -69,9 +68,7 @@ class Panels:
         self.heat = attention_map.to_heatmap(self.geometry, style.interpolation)
         self.style, self._shared, self._whole = style, tuple(shared_axes), geometry
         parts = _parts(self.heat, shared_axes)
-        self._scales = {
-            index: scale or value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()
-        }
+        self._scales = {index: value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()}
         self._names = names_of(style.normalize, parts.values(), self.heat.signed)
         self._one_scale = len(set(self._scales.values())) == 1 and not ranges
 
