@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import visattn
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.tensors import prepare_inputs
-from visattn.errors import ImageError, ModelError, OptionError, ShapeError
+from visattn.errors import ImageError, ModelError, OptionError, ShapeError, VisattnNote
 
 GENERATOR = torch.Generator().manual_seed(0)
 LEFT, RIGHT = (torch.rand(1, 3, 32, 32, generator=GENERATOR) for _ in range(2))
@@ -126,6 +128,14 @@ def test_each_picture_has_its_own_map(name: str) -> None:
         made = explained(model, place, given(LEFT, RIGHT))
         assert torch.allclose(made.map.values, gradcam_by_hand(model, LEFT, RIGHT, which), atol=1e-6)
         assert made.provenance.parameters["layer"] == f"of_{which}"
+
+
+def test_dry_runs_with_what_a_model_does_not_take_are_silent() -> None:
+    photo = Image.new("RGB", (40, 30), (90, 60, 30))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        explained(OfDictionary().eval(), "batch.left", {"batch": {"left": photo, "right": photo}})
+    assert not [one for one in caught if not issubclass(one.category, VisattnNote)]
 
 
 def test_the_picture_is_said() -> None:

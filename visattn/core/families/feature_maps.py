@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -226,19 +228,24 @@ def _dry_run(
             watch(name, counts[name], module, args, output)
             counts[name] += 1
 
-    with Attempt() as attempt:
-        bare = without_values(model)
-        graph = torch.set_grad_enabled(bool(others))
-        with graph, same_randomness(), without_checkpoints(bare.modules()), module_hooks(bare, after=after):
-            kind = next((one.dtype for one in bare.parameters() if one.is_floating_point()), None)
-            pixels = torch.empty(1, channels, *size, dtype=kind, device="meta", requires_grad=bool(others) and of_pixels).clone()
-            called(bare, pixels, others, keyword)
+    with Attempt() as attempt, dry(model) as bare, torch.set_grad_enabled(bool(others)), module_hooks(bare, after=after):
+        kind = next((one.dtype for one in bare.parameters() if one.is_floating_point()), None)
+        pixels = torch.empty(1, channels, *size, dtype=kind, device="meta", requires_grad=bool(others) and of_pixels).clone()
+        called(bare, pixels, others, keyword)
     return None if attempt.failed else counts
 
 
 def _spatial(output: Tensor) -> bool:
     """Check whether a feature map, channels first or last, has more than one position."""
     return tuple(output.shape[2:]) != (1, 1) and tuple(output.shape[1:3]) != (1, 1)
+
+
+@contextmanager
+def dry(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield a model `without_values`, to be run without a trace; warnings are ignored, as of a call that the user did not make."""
+    bare = without_values(model)
+    with same_randomness(), without_checkpoints(bare.modules()), catch_warnings(action="ignore"):
+        yield bare
 
 
 def without_values(model: nn.Module) -> nn.Module:

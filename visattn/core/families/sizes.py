@@ -11,10 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from visattn._support.attempts import Attempt
-from visattn._support.checkpointing import without_checkpoints
 from visattn._support.memory import OfStructure
-from visattn._support.modes import same_randomness
-from visattn.core.families.feature_maps import without_values
+from visattn.core.families.feature_maps import dry
 
 USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels
 _sides: OfStructure[int | None] = OfStructure()
@@ -57,15 +55,8 @@ def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
 
 def _attempted(model: nn.Module, channels: int, size: tuple[int, int], *, repeating: bool) -> Attempt:
     pixels = torch.empty(1, channels, *size, device="meta")
-    with Attempt() as attempt:
-        bare = without_values(model)
-        with (
-            torch.no_grad(),
-            same_randomness(),
-            without_checkpoints(bare.modules()),
-            nullcontext() if repeating else _WithoutRepeats(pixels),
-        ):
-            bare(pixels)
+    with Attempt() as attempt, dry(model) as bare, torch.no_grad(), nullcontext() if repeating else _WithoutRepeats(pixels):
+        bare(pixels)
     return attempt
 
 
