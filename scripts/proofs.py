@@ -42,6 +42,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "oldest transformers": Proof("scripts/oldest_transformers.py"),
     "a run on a cluster": Proof("-m tests.batch.cluster 500", alone=True),
     "tasks of other libraries": Proof("scripts/task_coverage.py"),
+    "Ultralytics": Proof("scripts/ultralytics_coverage.py"),
     "other libraries": Proof("scripts/library_coverage.py", alone=True),
 }
 

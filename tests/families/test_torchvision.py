@@ -106,7 +106,16 @@ def test_family_owns_torchvision_classifiers_before_custom_models() -> None:
         """Subclass of a torchvision model."""
 
     assert list(FAMILIES) == [
-        *("trained", "timm", "torchvision", "torchvision_detection", "torchvision_segmentation", "huggingface", "custom")
+        *(
+            "trained",
+            "timm",
+            "torchvision",
+            "torchvision_detection",
+            "torchvision_segmentation",
+            "ultralytics",
+            "huggingface",
+            "custom",
+        )
     ]
     assert owner(Mine(models.resnet.BasicBlock, [1, 1, 1, 1])) == "torchvision"
     assert owner(nn.Sequential(nn.Conv2d(3, 4, 3))) == "custom"

@@ -89,6 +89,8 @@ CASES: dict[str, Case] = {
     "hash code": Case(lambda y: y.tanh(), {}, "output 4 = ", False),
     "softmax that the user asks for": Case(lambda y: y, {"target_space": "prob"}, "softmax at output 4 = ", False),
     "logits in a dictionary": Case(lambda y: {"logits": y, "loss": y.sum()}, {}, "output 4 = ", False),
+    "logits behind their softmax": Case(lambda y: (y.softmax(-1), y), {}, "output 4 = ", False),
+    "logits before their sigmoid": Case(lambda y: (y, y.sigmoid()), {"task": "multi_label"}, "logit of label 4 = ", True),
     "one logit": Case(lambda y: y[:, :1], {"target": 0}, "output 0 = ", False),
     "one logit of a label": Case(lambda y: y[:, :1], {"task": "multi_label"}, "logit of label 0 = ", True),
     "mask": Case(
@@ -106,6 +108,9 @@ CASES: dict[str, Case] = {
 }
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], str]] = {
     "two heads": (lambda y: (y, y), {}, r"tuple with 0 \(1, 5\), 1 \(1, 5\). Pass a function of its output as target"),
+    "two heads of classes": (lambda y: (y, (y.flip(1)).softmax(-1)), {}, "the model returned tuple with 0"),
+    "one number beside ones": (lambda y: (y[:, :1], y[:, :1] * 0 + 1), {"target": 0}, "the model returned tuple with 0"),
+    "three heads": (lambda y: (y, y.softmax(-1), y), {}, "the model returned tuple with 0"),
     "other keys": (lambda y: {"scores": y, "aux": {"loss": y.sum()}}, {}, r"dict with scores \(1, 5\), aux\.loss \(\)"),
     "one number": (lambda y: y[:, :1], {}, r"the model returned \(1, 1\). Explain its only output"),
     "whole numbers": (lambda y: y.round().long(), {}, "needs floating-point outputs"),

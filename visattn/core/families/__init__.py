@@ -90,9 +90,14 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
 
 def task(model: nn.Module) -> Task | None:
     """Return what the outputs of a model are, if it states that."""
-    bare = unwrapped(model)
-    stated: Task | None = family("huggingface").task(bare) if owner(bare) == "huggingface" else None
-    return stated
+    own: Callable[[nn.Module], Task | None] | None = getattr(_family_of(model), "task", None)
+    return None if own is None else own(unwrapped(model))
+
+
+def detections(model: nn.Module, output: Any) -> Any:  # noqa: ANN401 - a model's own
+    """Return an output as boxes, scores and labels of each image, if the family of its model says where they are; else as it is."""
+    own: Callable[[nn.Module, Any], Any] | None = getattr(_family_of(model), "detections", None)
+    return output if own is None else own(unwrapped(model), output)
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:

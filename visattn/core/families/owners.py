@@ -15,10 +15,14 @@ from visattn.core.families.weight_facts import family_of
 __all__ = ["owner"]
 
 
+def _is_of(model: nn.Module, modules: str) -> bool:
+    """Check whether a model's class is of some modules, or derived from one of them."""
+    return any(kind.__module__.startswith(modules) for kind in type(model).__mro__)
+
+
 def _is_of_timm(model: nn.Module) -> bool:
     """Check whether a model is of timm, or was built by timm."""
-    built = isinstance(vars(model).get("pretrained_cfg"), (Mapping, PretrainedCfg))
-    return built or any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+    return isinstance(vars(model).get("pretrained_cfg"), (Mapping, PretrainedCfg)) or _is_of(model, "timm.")
 
 
 def _is_of_torchvision(model: nn.Module) -> bool:
@@ -26,30 +30,14 @@ def _is_of_torchvision(model: nn.Module) -> bool:
     return any(kind.__module__.rpartition(".")[0] == "torchvision.models" for kind in type(model).__mro__)
 
 
-def _is_detector_of_torchvision(model: nn.Module) -> bool:
-    """Check whether a model is a detector of torchvision, with the transform that resizes and normalizes its images."""
-    return hasattr(model, "transform") and any(
-        kind.__module__.startswith("torchvision.models.detection.") for kind in type(model).__mro__
-    )
-
-
-def _is_segmenter_of_torchvision(model: nn.Module) -> bool:
-    """Check whether a model is a segmentation network of torchvision."""
-    return any(kind.__module__.startswith("torchvision.models.segmentation.") for kind in type(model).__mro__)
-
-
-def _is_of_transformers(model: nn.Module) -> bool:
-    """Check whether a model is of transformers, with its configuration."""
-    return hasattr(model, "config") and any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
-
-
 OWNS: Mapping[str, Callable[[nn.Module], bool]] = {  # the first that owns a model describes it
     "trained": lambda model: family_of(model) == "trained",
     "timm": _is_of_timm,
     "torchvision": _is_of_torchvision,
-    "torchvision_detection": _is_detector_of_torchvision,
-    "torchvision_segmentation": _is_segmenter_of_torchvision,
-    "huggingface": _is_of_transformers,
+    "torchvision_detection": lambda model: hasattr(model, "transform") and _is_of(model, "torchvision.models.detection."),
+    "torchvision_segmentation": lambda model: _is_of(model, "torchvision.models.segmentation."),
+    "ultralytics": lambda model: _is_of(model, "ultralytics.nn.tasks"),
+    "huggingface": lambda model: hasattr(model, "config") and _is_of(model, "transformers."),
     "custom": lambda _: True,
 }
 FAMILIES = tuple(OWNS)

@@ -41,6 +41,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return model
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
+    if type(model).__module__.startswith("ultralytics.models.") and isinstance(model.model, nn.Module):
+        return model.model  # of YOLO, whose call loads files and predicts
     split, dtensors = type(model).__name__ == _SHARDED, False
     if distributed.is_available() and distributed.is_initialized():  # looking at every module and parameter takes milliseconds
         split = split or any(type(module).__name__ == _SHARDED for module in model.modules())
@@ -107,5 +109,5 @@ def _is_model(module: nn.Module) -> bool:
 
 @cache
 def _of_library(kind: type[nn.Module]) -> bool:
-    """Check whether a class is one of torchvision or transformers, or derived from one."""
-    return any(base.__module__.partition(".")[0] in ("torchvision", "transformers") for base in kind.__mro__)
+    """Check whether a class is one of torchvision, transformers or Ultralytics, or derived from one."""
+    return any(base.__module__.partition(".")[0] in ("torchvision", "transformers", "ultralytics") for base in kind.__mro__)

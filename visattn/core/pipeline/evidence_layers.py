@@ -74,14 +74,15 @@ def layer_behind(model: nn.Module, prepared: Prepared, target: Target) -> str | 
         corners: Callable[[Any], Tensor] | None = getattr(score, "corners", None)
         placed = [feature for feature in recording.features if _is_placed(feature) and _is_own(feature, pixels, others)]
         alive = _alive(placed)
+        numbers = [score(output).sum(), *([] if corners is None else [corners(output).sum()])]
         with Attempt():  # an operation of the model may have no gradient
-            graph = GradientGraph.of([score(output).sum(), *([] if corners is None else [corners(output).sum()])], pixels)
+            graph = GradientGraph.of(numbers, pixels)
     if graph is None:
         return None
-    if not graph.edges:
+    if numbers[0].grad_fn not in graph.roots:  # as a gradient of zero
         raise OptionError(
-            f"{type(model).__name__}: the score of this target has no gradient at the pixels, as where a ReLU gives 0, so Grad-CAM would "
-            "be zero in every layer. Choose another target, or a method without gradients, such as 'captum.occlusion'."
+            f"{type(model).__name__}: the score of this target has no gradient at the pixels, as where a ReLU gives 0 or a sigmoid 1, so "
+            "Grad-CAM would be zero in every layer. Choose another target, or a method without gradients, such as 'captum.occlusion'."
         )
     maps = [_map(feature) for feature in placed if alive.get(feature.name, True)]
     maps = _of_makers([one for one in maps if one.node in graph.edges], graph)

@@ -6,14 +6,16 @@ of a transformer is a query whose best class has a probability above 0.5, the th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.language import option
+from visattn.core.families import detections as detections_of
 from visattn.core.geometry import Box
 from visattn.core.maps import Detection
 from visattn.core.pipeline.detections import Detections
@@ -23,10 +25,16 @@ from visattn.core.pipeline.outputs import class_name, tensor_of
 from visattn.core.pipeline.targets import Target
 from visattn.errors import OptionError
 
-DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
+_DETECTION = {"boxes", "scores", "labels"}  # of one image in torchvision
 _ALIKE = 0.5  # overlap from which a detection counts as the same
 _LEAST = 0.5  # probability from which a query counts as a detection
 _SHOWN = 8  # detections in a message
+
+
+def is_listed(output: Any) -> bool:  # noqa: ANN401 - a model's own
+    """Check whether an output has boxes, scores and labels of each image."""
+    first = output[0] if isinstance(output, (list, tuple)) and output else None
+    return isinstance(first, Mapping) and first.keys() >= _DETECTION
 
 
 def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
@@ -47,7 +55,8 @@ def completed(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Pre
     check_plain(target)
     kind, which = target.named
     stated = getattr(getattr(model, "config", None), "num_labels", None) if target.labels is None else len(target.labels)
-    asked = _Asked(kind, which, target.labels, stated if isinstance(stated, int) else None, prepared)
+    classes = stated if isinstance(stated, int) else None
+    asked = _Asked(kind, which, target.labels, classes, prepared, partial(detections_of, model))
     return prepared, replace(target, of=Place(asked.settled, on_image=True))
 
 
@@ -61,6 +70,7 @@ class _Asked:
         labels: Names of the classes, if known.
         classes: Number of the classes, if known.
         prepared: The preprocessed photo.
+        listed: Function that returns an output of the model as boxes, scores and labels of each image, if it has them.
     """
 
     kind: str
@@ -68,12 +78,13 @@ class _Asked:
     labels: Sequence[str] | None
     classes: int | None
     prepared: Prepared
+    listed: Callable[[Any], Any]
 
     def settled(self, output: Any) -> Score:  # noqa: ANN401 - a model's own
         """Return the score of the box in the output for the unedited image."""
-        is_list = isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping)
-        if self.kind == "box" and is_list and output[0].keys() >= DETECTION:
-            return self._of_detection(output[0])
+        listed = self.listed(output)
+        if self.kind == "box" and is_listed(listed):
+            return self._of_detection(listed[0])
         return self._of_query(output)
 
     def _of_detection(self, first: Mapping[str, Tensor]) -> Score:
@@ -87,11 +98,11 @@ class _Asked:
         left, top, right, bottom = box[0].tolist()
 
         def score(output: Any) -> Tensor:  # noqa: ANN401
-            return torch.stack([_matching(detections, box, labels[index]) for detections in output])
+            return torch.stack([_matching(detections, box, labels[index]) for detections in self.listed(output)])
 
         told = f"score of {names[index]} in box {index} = {scores[index]:.3g}"
         detection = Detection(f"{names[index]} {scores[index]:.0%}", Box(top, left, bottom, right))
-        return Score(score, told, lambda output: output[0]["boxes"][index], detection)
+        return Score(score, told, lambda output: self.listed(output)[0]["boxes"][index], detection)
 
     def _of_query(self, output: Any) -> Score:  # noqa: ANN401
         logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
@@ -173,7 +184,8 @@ def _field(output: Any, *names: str) -> Tensor:  # noqa: ANN401
 
 
 def _matching(detections: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
-    overlap = _overlap(box, detections["boxes"].detach()) * (detections["labels"] == label)
+    boxes = detections["boxes"].detach()
+    overlap = torch.where((boxes == box).all(1), 1, _overlap(box, boxes)) * (detections["labels"] == label)
     if not len(overlap) or float(overlap.max()) < _ALIKE:
         return detections["scores"].sum() * 0
     return detections["scores"][overlap.argmax()]

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from visattn._support.checks import printable
+from visattn._support.faces import Later
 from visattn._support.types import Space, Task
 from visattn.errors import OptionError
+
+if TYPE_CHECKING:
+    from visattn.core.pipeline import output_pairs
+else:
+    output_pairs = Later("visattn.core.pipeline.output_pairs")
 
 __all__ = ["PredictedClass", "name_of", "noun_of", "outputs_of", "predicted_classes"]
 
@@ -197,9 +203,14 @@ class PredictedClass:
 
 
 def tensor_of(output: Any, *names: str) -> Tensor | None:  # noqa: ANN401
-    """Return the first of these tensors of an output; a tensor counts as its `logits`."""
+    """Return the first of these tensors of an output.
+
+    A tensor counts as its `logits`, and so does one of two tensors `(B, k)` if the other is their softmax or their sigmoid.
+    """
     if isinstance(output, Tensor):
         return output if "logits" in names else None
+    if type(output) is tuple and len(output) == 2 and "logits" in names:
+        return output_pairs.logits_of(*output)
     given = output if isinstance(output, Mapping) else None
     fields = (given.get(name) if given is not None else getattr(output, name, None) for name in names)
     return next((field for field in fields if isinstance(field, Tensor)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ from torch import nn
 
 from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
-from visattn.core.families import labels as labels_of, task as task_of
+from visattn.core.families import detections as detections_of, labels as labels_of, task as task_of
 from visattn.core.methods import METHODS
 from visattn.core.pipeline.answering import with_target
 from visattn.core.pipeline.inputs import Prepared
-from visattn.core.pipeline.output_boxes import DETECTION
+from visattn.core.pipeline.output_boxes import is_listed
 from visattn.core.pipeline.output_places import masks_in
 from visattn.core.pipeline.outputs import Meaning, class_name, tensor_of
 from visattn.core.pipeline.passes import answer_of, as_the_model, check_classes
@@ -143,12 +143,13 @@ def _dense(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice
 def _boxes(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
     """Yield the targets of a detector: a detection of this photo, or a query."""
     labels, boxes = labels_of(model), tensor_of(output, "pred_boxes")
-    if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= DETECTION:
-        count = len(output[0]["boxes"])
+    listed = detections_of(model, output)
+    if is_listed(listed):
+        count = len(listed[0]["boxes"])
         if not prepared.photos:
             yield Choice("target", "box:N", f"the score of a detection; {_NEEDS}")
         elif count:
-            named = class_name(int(output[0]["labels"][0]), labels)
+            named = class_name(int(listed[0]["labels"][0]), labels)
             yield Choice("target", "box:0", f"{named}, one of {_several(count, 'detection')} of this photo")
         return
     logits = tensor_of(output, "logits", "pred_logits")
