@@ -21,7 +21,7 @@ from typing import Any
 import open_clip
 import torch
 import transformers
-from libraries.task_checks import attention, commonest, gradcam, scalar
+from libraries.task_checks import attention, commonest, cosine, gradcam, scalar
 from libraries.task_models import PHOTO, ROWS, Row, built
 from pages import folded, write_section
 
@@ -123,11 +123,16 @@ def _by_hand(row: Row, model: Any, explained: visattn.Explanation, target: str, 
     inputs = [pixels]
     if target.startswith("text:"):
         inputs.append(open_clip.get_tokenizer("RN50")([target.removeprefix("text:")]))
+    other = None
+    if target.startswith("similar:"):
+        with torch.no_grad():
+            how = {name: value for name, value in row.options.items() if name in ("img_size", "resize")}
+            other = model(visattn.prepare(target.removeprefix("similar:"), model, **how).pixels)
     photo = prepared.photo.height, prepared.photo.width
     return gradcam(
         model,
         lambda: model(*inputs),
-        lambda output: scalar(model, target, output, photo),
+        lambda output: scalar(model, target, output, photo) if other is None else cosine(output, other),
         explained.map.facts.layer,
         grid,  # type: ignore[arg-type]
         row.first,

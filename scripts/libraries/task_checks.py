@@ -44,6 +44,12 @@ def scalar(model: nn.Module, target: str, output: Any, photo: Size) -> Any:  # n
     return _of_query(model, kind, int(which), output)
 
 
+def cosine(embedding: Tensor, other: Tensor) -> Tensor:
+    """Return the cosine of the angle between two embeddings `(1, d)`."""
+    one, two = embedding[0], other[0]
+    return (one * two).sum() / ((one * one).sum() * (two * two).sum()).sqrt()
+
+
 def _at(dense: Tensor, point: Sequence[float], photo: Size) -> Tensor:
     x, y = point
     row, column = int(y / photo[0] * dense.shape[1]), int(x / photo[1] * dense.shape[2])

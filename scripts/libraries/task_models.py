@@ -100,6 +100,12 @@ class Listed(nn.Module):
         return detections
 
 
+def embedding(model: Any) -> nn.Module:  # noqa: ANN401
+    """Return a classifier of torchvision without its last layer."""
+    model.fc = nn.Identity()
+    return model  # type: ignore[no-any-return]
+
+
 def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:  # noqa: ANN401
     return lambda: timm.create_model(name, pretrained=False, **options)
 
@@ -266,11 +272,14 @@ ROWS: tuple[Row, ...] = (
     _timm_row("convnext_atto", _timm("convnext_atto"), "output:-4"),
     _timm_row("resnet18, one number", _timm("resnet18", num_classes=1), "output:0", options={**SMALL, "task": "regression"}),
     _timm_row("mobilenetv3_small_050, embedding", _timm("mobilenetv3_small_050", num_classes=0), "output:5"),
+    _timm_row("resnet18, embedding", _timm("resnet18", num_classes=0), "similar:photo:coffee"),
+    _timm_row("vit_small_patch16_dinov3, embedding", _timm("vit_small_patch16_dinov3", num_classes=0), "similar:photo:coffee"),
     _timm_row("vit_tiny_patch16_224", _timm("vit_tiny_patch16_224"), "class:7", options=_OWN),
     _timm_row("vit_tiny_patch16_224, attention", _timm("vit_tiny_patch16_224"), "", "attention", _OWN),
     _timm_row("deit_tiny_distilled, attention", _timm("deit_tiny_distilled_patch16_224"), "", "attention", {"query": "cls"}),
     _torchvision("resnet50", _classifier("resnet50"), "class:5"),
     _torchvision("swin_t", _classifier("swin_t"), "class:5", options={"img_size": 64}),
+    _torchvision("resnet50, embedding", lambda: embedding(_classifier("resnet50")()), "similar:photo:coffee"),
     _torchvision("fasterrcnn_resnet50_fpn", _detector("fasterrcnn_resnet50_fpn"), "box:0", options={}),
     _torchvision("fasterrcnn_mobilenet_v3_large_fpn", _detector("fasterrcnn_mobilenet_v3_large_fpn"), "box:1", options={}),
     _torchvision("maskrcnn_resnet50_fpn", _detector("maskrcnn_resnet50_fpn"), "box:0", options={}),
