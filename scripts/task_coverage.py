@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from contextlib import nullcontext, suppress
+from importlib import invalidate_caches
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,6 +65,7 @@ def install() -> None:
     if missing:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), *missing]
         subprocess.run(command, check=True)
+        invalidate_caches()
 
 
 def of_row(row: Row) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +71,7 @@ def install() -> None:
     if find_spec("ultralytics") is None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), *PACKAGES]
         subprocess.run(command, check=True)
+        invalidate_caches()
 
 
 def of_detector(name: str, *, end_to_end: bool) -> dict[str, Any]:

@@ -208,8 +208,15 @@ def test_detection_of_torchvision_is_followed_in_edited_images() -> None:
 
     seen = visattn.explain(Detector().eval(), pixels=torch.rand(1, 3, 64, 64), target="box:1", method="gradcam", layer="stem")
     assert seen.provenance.target[0].startswith("score of class 2 in box 1 = ")
-    scores = [float(_matching(one, found["boxes"][1:2], 2)) for one in (found, edited, gone)]
+    scores = [float(_matching(one, 1, found["boxes"][1:2], 2)) for one in (found, edited, gone)]
     assert scores == pytest.approx([0.4, 0.3, 0.0])
+
+
+def test_boxes_without_an_area_have_their_own_scores() -> None:
+    corners, scores = torch.tensor([[0.0, 0, 10, 10], [20, 20, 20, 30], [20, 20, 20, 30]]), torch.tensor([0.9, 0.6, 0.4])
+    found = {"boxes": corners, "labels": torch.tensor([1, 1, 1]), "scores": scores}
+    own = [float(_matching(found, index, corners[index : index + 1], 1)) for index in range(3)]
+    assert own == pytest.approx([0.9, 0.6, 0.4])
 
 
 @pytest.mark.parametrize(

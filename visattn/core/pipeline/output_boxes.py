@@ -98,7 +98,7 @@ class _Asked:
         left, top, right, bottom = box[0].tolist()
 
         def score(output: Any) -> Tensor:  # noqa: ANN401
-            return torch.stack([_matching(detections, box, labels[index]) for detections in self.listed(output)])
+            return torch.stack([_matching(detections, index, box, labels[index]) for detections in self.listed(output)])
 
         told = f"score of {names[index]} in box {index} = {scores[index]:.3g}"
         detection = Detection(f"{names[index]} {scores[index]:.0%}", Box(top, left, bottom, right))
@@ -183,9 +183,12 @@ def _field(output: Any, *names: str) -> Tensor:  # noqa: ANN401
     return field
 
 
-def _matching(detections: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
-    boxes = detections["boxes"].detach()
-    overlap = torch.where((boxes == box).all(1), 1, _overlap(box, boxes)) * (detections["labels"] == label)
+def _matching(detections: Mapping[str, Tensor], index: int, box: Tensor, label: int) -> Tensor:
+    """Return the score of a detection, or in an edited image of the one of its class that overlaps it most; 0 if none does."""
+    boxes, alike = detections["boxes"].detach(), detections["labels"] == label
+    if index < len(boxes) and bool(alike[index]) and torch.equal(boxes[index], box[0]):
+        return detections["scores"][index]  # the image itself: boxes without an area overlap nothing
+    overlap = _overlap(box, boxes) * alike
     if not len(overlap) or float(overlap.max()) < _ALIKE:
         return detections["scores"].sum() * 0
     return detections["scores"][overlap.argmax()]
