@@ -109,6 +109,11 @@ CASES: dict[str, Case] = {
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], str]] = {
     "two heads": (lambda y: (y, y), {}, r"tuple with 0 \(1, 5\), 1 \(1, 5\). Pass a function of its output as target"),
     "two heads of classes": (lambda y: (y, (y.flip(1)).softmax(-1)), {}, "the model returned tuple with 0"),
+    "many small numbers in half precision": (
+        lambda y: ((0.01 * y).repeat(1, 100).bfloat16(), (0.001 * y.sigmoid()).repeat(1, 100).bfloat16()),
+        {},
+        "the model returned tuple with 0",
+    ),
     "one number beside ones": (lambda y: (y[:, :1], y[:, :1] * 0 + 1), {"target": 0}, "the model returned tuple with 0"),
     "three heads": (lambda y: (y, y.softmax(-1), y), {}, "the model returned tuple with 0"),
     "other keys": (lambda y: {"scores": y, "aux": {"loss": y.sum()}}, {}, r"dict with scores \(1, 5\), aux\.loss \(\)"),

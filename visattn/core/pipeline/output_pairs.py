@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_EXPONENTIAL = 128 * torch.finfo(torch.float32).eps  # relative error of exp(x) for |x| up to some hundreds
+
 
 def logits_of(first: Any, second: Any) -> Tensor | None:  # noqa: ANN401
     """Return the logits of two tensors of which the other holds their probabilities; None if there are none."""
@@ -19,6 +21,8 @@ def logits_of(first: Any, second: Any) -> Tensor | None:  # noqa: ANN401
     for logits, others in (pair, pair[::-1]):
         seen = logits.detach().double()
         shares = [seen.sigmoid(), *([seen.softmax(1)] if seen.shape[1] > 1 else [])]
-        if any(torch.allclose(others.detach().double(), share, atol=4 * torch.finfo(others.dtype).eps) for share in shares):
+        kind = torch.finfo(others.dtype)
+        close = {"rtol": _EXPONENTIAL + 4 * kind.eps, "atol": kind.tiny}  # relative: of many classes all probabilities are small
+        if any(torch.allclose(others.detach().double(), share, **close) for share in shares):
             return logits  # type: ignore[no-any-return]
     return None
