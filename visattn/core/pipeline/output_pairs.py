@@ -22,7 +22,7 @@ def logits_of(first: Any, second: Any) -> Tensor | None:  # noqa: ANN401
         seen = logits.detach().double()
         shares = [seen.sigmoid(), *([seen.softmax(1)] if seen.shape[1] > 1 else [])]
         kind = torch.finfo(others.dtype)
-        close = {"rtol": _EXPONENTIAL + 4 * kind.eps, "atol": kind.tiny}  # relative: of many classes all probabilities are small
-        if any(torch.allclose(others.detach().double(), share, **close) for share in shares):
+        relative = _EXPONENTIAL + 4 * kind.eps  # of many classes all probabilities are small
+        if any(torch.allclose(others.detach().double(), share, relative, kind.tiny) for share in shares):
             return logits  # type: ignore[no-any-return]
     return None
