@@ -79,16 +79,24 @@ class Evidence:
 
     def table(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the lines of the table, and the names of proofs without a result for this tree."""
-        tree, lines, missing, total = self._tree(), [], [], 0.0
+        tree, lines, missing, together, alone = self._tree(), [], [], 0.0, 0.0
         for name in names:
             result, state = kept(self._folder, name), self._state(name, tree)
             if state != "ok":
                 missing.append(name)
             minutes, facts = (result.minutes, f"{result.commit} {result.day}, {result.machine}") if result else (0.0, "")
-            total += minutes
+            if self._proofs[name].alone:
+                alone += minutes
+            else:
+                together += minutes
             lines.append(f"{name:38} {state:24} {minutes:6.1f} min  {facts}".rstrip())
-        lines.append(f"{len(names) - len(missing)} of {len(names)} proofs hold for this tree, {total:.0f} minutes in all")
-        if total > 60 * _HOURS:
+        processors = os.cpu_count() or 1
+        waiting = together / processors + alone
+        lines.append(
+            f"{len(names) - len(missing)} of {len(names)} proofs hold for this tree, {together + alone:.0f} minutes in all; "
+            f"{processors} beside each other, so about {waiting:.0f} minutes of waiting"
+        )
+        if waiting > 60 * _HOURS:
             lines.append(f"they take more than {_HOURS:g} hours: draw large grids by a seed")
         return lines, missing
 
