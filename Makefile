@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-full lint bench bench-gpu evidence gallery clean
+.PHONY: help demo test test-full lint bench bench-gpu evidence docs gallery clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
 
@@ -44,6 +44,9 @@ bench-gpu: $(READY)  ## exactness and speed on a GPU
 
 evidence: $(READY)  ## the heavier proofs; those whose result is kept for this tree are not run again
 	$(BIN)/python scripts/proofs.py
+
+docs: $(READY)  ## the site in build/site; open index.html, no server is needed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 gallery: $(READY)  ## rebuild the pictures of README and docs
 	$(BIN)/python scripts/make_gallery.py

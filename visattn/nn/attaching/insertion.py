@@ -89,7 +89,7 @@ def attach(
         ShapeError: If a site does not return feature maps, or if the attention does not keep their shape.
         ModelError: If the model is already wrapped, compiled or scripted.
 
-    Example:
+    Examples:
         >>> import timm, visattn
         >>> handle = visattn.attach(timm.create_model("resnet18"), "se", where="layer4.*.bn2")
         >>> [(site.name, site.channels, site.size) for site in handle.sites]

@@ -1,23 +1,12 @@
-"""Table of all public names with one-line descriptions, for docs/api.md: `python scripts/api.py --write-docs`."""
+"""Public modules, and what stands in the reference for each of their names."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
-from types import GenericAlias, ModuleType, UnionType
+from types import FunctionType, GenericAlias, ModuleType, UnionType
 from typing import Literal, get_args, get_origin
-
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "api.md"
-HEAD = """# Public names
-
-Made by `python scripts/api.py --write-docs`. A name stands under the module that you import it from; `help(name)` has the arguments.
-The modules of the core are attributes of `visattn` too: `visattn.methods.rollout`.
-"""
-
 
 def packages() -> list[str]:
     """Return the public modules: the package, its public submodules, and their public submodules."""
@@ -46,18 +35,6 @@ def line(value: object, name: str = "") -> str:
     return f"{kind}."
 
 
-def page() -> str:
-    """Return the page as Markdown."""
-    parts = [HEAD]
-    for module in packages():
-        whole = import_module(module)
-        rows = [f"| `{name}` | {line(getattr(whole, name), name)} |" for name in whole.__all__]
-        parts.append("\n".join([f"## {module}\n", line(whole), "\n| name | what it is |", "|---|---|", *rows]) + "\n")
-    return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    if "--write-docs" in sys.argv:
-        PAGE.write_text(page())
-    else:
-        print(page(), end="")
+def is_documented(value: object) -> bool:
+    """Check whether a value has a docstring of its own: a class or a function."""
+    return isinstance(value, (type, FunctionType)) and bool(value.__doc__)
