@@ -30,7 +30,7 @@ from visattn.evaluation.intervals import mean_interval
 
 DOCS = ROOT / "docs" / "known_truth.md"
 PICTURE = ROOT / "assets" / "gallery" / "known_truth_scores.png"
-CHECKPOINTS = ROOT / "visattn" / "core" / "shipped" / "networks"
+CHECKPOINTS = ROOT / "models"
 PARTS: tuple[Part, ...] = ("channel", "spatial")
 SEED = 2  # seed of the test scenes; networks were trained on seed 1
 LAST_BLOCK = {  # the features whose mean over patches the model reads out

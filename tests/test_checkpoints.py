@@ -29,7 +29,6 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "models"
 CAUSES = FOLDER / "causes"  # written by scripts/train_causes.py
-SHIPPED = ROOT / "visattn" / "core" / "shipped" / "networks"
 
 
 def test_every_checkpoint_has_a_card_with_its_digest() -> None:
@@ -56,11 +55,10 @@ RAM = "ram_fashion_mnist"
 
 
 def test_every_folder_is_listed_and_checkpoints_are_small() -> None:
-    assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir()) == sorted([*CAPTIONERS, RAM, "causes"])
-    assert sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()) == sorted(NETWORKS)
+    assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir()) == sorted([*CAPTIONERS, *NETWORKS, RAM, "causes"])
     sizes = {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in FOLDER.iterdir() if path.is_dir()}
     assert sizes["captions_soft"] + sizes["captions_hard"] < 8e6
-    weights = {path: path.stat().st_size for path in (*FOLDER.rglob("*.safetensors"), *SHIPPED.rglob("*.safetensors"))}
+    weights = {path: path.stat().st_size for path in FOLDER.rglob("*.safetensors")}
     assert sum(size for path, size in weights.items() if CAUSES not in path.parents) < 20e6
     assert sum(size for path, size in weights.items() if CAUSES in path.parents) < 12e6
 
@@ -149,9 +147,9 @@ def test_the_recurrent_attention_model_matches_its_card() -> None:
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, 3))
 def test_a_network_matches_its_card(name: str) -> None:
-    card = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
-    told = json.loads((SHIPPED / name / "model.json").read_text(encoding="utf-8"))
-    digest = hashlib.sha256((SHIPPED / name / "model.safetensors").read_bytes()).hexdigest()
+    card = (FOLDER / name / "README.md").read_text(encoding="utf-8")
+    told = json.loads((FOLDER / name / "model.json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256((FOLDER / name / "model.safetensors").read_bytes()).hexdigest()
     assert f"sha256 `{digest}`" in card
     assert told["sha256"] == digest
     assert f"Test accuracy: {100 * told['test_accuracy']:.2f} %" in card
@@ -161,7 +159,7 @@ def test_a_network_matches_its_card(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_classify_new_scenes(name: str) -> None:
-    model = visattn.load_model(str(SHIPPED / name))
+    model = visattn.load_model(str(FOLDER / name))
     scenes = Scenes(200, (64, 64), seed=99, watermark=NETWORKS[name])
     pictures = [Image.fromarray(scenes.scene(i).image) for i in range(len(scenes))]
     with torch.no_grad():

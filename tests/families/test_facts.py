@@ -172,7 +172,7 @@ def test_a_damaged_cached_file_proves_nothing(hub: Path) -> None:
 
 
 def test_what_model_json_says_of_the_file_beside_it_holds_for_its_weights(tmp_path: Path) -> None:
-    folder = Path("visattn/core/shipped/networks/scenes_cnn")
+    folder = Path("models/scenes_cnn")
     whole = visattn.load_model(str(folder))
     made = visattn.load_model("visattn_cbam_resnet14", weights=folder / "model.safetensors")
     for fact in ("size", "mean", "std", "sources"):

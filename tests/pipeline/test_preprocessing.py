@@ -52,7 +52,7 @@ def cases() -> dict[str, tuple[nn.Module, SOURCES]]:
         "of timm, with weights of a package": (visattn.load_model("vit_small_patch14_dinov2"), OWN),
         "timm's class, built by hand": (bare, ("model", "assumed", "assumed")),
         "of torchvision, built by hand": (torchvision.models.resnet18(), ASSUMED),
-        "of visattn": (visattn.load_model("visattn/core/shipped/networks/scenes_vit"), OWN),
+        "of visattn": (visattn.load_model("models/scenes_vit"), OWN),
         "of nobody": (Plain(), ASSUMED),
         "with its size": (Plain(img_size=32), ("model", "assumed", "assumed")),
         "with a configuration": (Plain(image_size=(32, 48), preprocess_cfg=CONFIG), OWN),

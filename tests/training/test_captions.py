@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.captioning.real import coco
 from tests.cli.test_commands import Run, run
+from visattn import data
 from visattn.captioning import load_captioner
 from visattn.errors import DataError, OptionError, VisattnWarning, WeightsError
 from visattn.training import CaptionConfig, Checkpoints, Config, train
@@ -248,9 +249,8 @@ def test_classifier_and_captioner_checkpoints_are_not_interchangeable(run: Run, 
     code, out, err = run("overlay", "red.png", "--model", "run/final")
     assert (code, out) == (4, "")
     assert "holds a captioner, not a classifier; use visattn caption" in err
-    scenes = Path(__file__).parents[2] / "visattn" / "core" / "shipped" / "networks" / "scenes_cnn"
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
-        load_captioner(scenes)
+        load_captioner(data.network_path("scenes_cnn"))
 
 
 def test_ram_refuses_mixup(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared, prepare_batch
 from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout
+from visattn.data import CAPTIONERS, network_path
 from visattn.data.captions import SCENES
 from visattn.errors import LayoutError, OptionError
 from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, ShowAttendTell
@@ -321,13 +322,14 @@ def load_captioner(folder: str | Path) -> Captioner:
     """Load a captioner from a folder written by `visattn train caption`.
 
     Args:
-        folder: Folder of the run, or `final` in it.
+        folder: Folder of the run, or `final` in it; or a name in `visattn.data.CAPTIONERS`.
 
     Raises:
+        MissingExtra: If the package with the networks is not installed.
         WeightsError: If the folder holds no captioner, or a damaged one.
         UnsupportedModel: If the encoder's model is unknown.
     """
-    place = Path(folder)
+    place = network_path(folder) if isinstance(folder, str) and folder in CAPTIONERS else Path(folder)
     within = place / "final"
     return Captioner(*load(within if is_file(within / FACTS) and not exists(place / FACTS) else place))
 

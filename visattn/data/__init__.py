@@ -7,6 +7,7 @@ from visattn._support.faces import face
 if TYPE_CHECKING:
     from visattn.core.loading.offline import OFFLINE_MODEL as OFFLINE_MODEL, offline_weights as offline_weights
     from visattn.core.shipped import (
+        CAPTIONERS as CAPTIONERS,
         NETWORKS as NETWORKS,
         PHOTOS as PHOTOS,
         network_path as network_path,
@@ -21,7 +22,7 @@ else:
         __name__,
         {
             "visattn.core.loading.offline": ["OFFLINE_MODEL", "offline_weights"],
-            "visattn.core.shipped": ["NETWORKS", "PHOTOS", "network_path", "photo_path"],
+            "visattn.core.shipped": ["CAPTIONERS", "NETWORKS", "PHOTOS", "network_path", "photo_path"],
             ".": ["scenes"],
             ".captions": ["CaptionDataset", "load_captions"],
             ".labeled": ["ArrayDataset", "LabeledDataset", "load_labeled"],
