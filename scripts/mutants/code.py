@@ -27,6 +27,14 @@ class Code:
         heads = [head for node in ast.walk(self._tree) if line in (head := _head(node))]
         return min(heads, key=len, default=range(line, line + 1))
 
+    def is_imported(self, line: int) -> bool:
+        """Return whether a line runs when the module is imported: in the body of no function, decorators and defaults included."""
+        return not any(
+            node.body[0].lineno <= line <= (node.end_lineno or 0)
+            for node in ast.walk(self._tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        )
+
     def function(self, line: int) -> range:
         """Return the lines in the body of the innermost function around a line or whose head the line is in; else none."""
         inside = [

@@ -31,7 +31,15 @@ GROUPS = {
             "visattn/core/operators",
             "visattn/nn",
         ),
-        ("tests/drawing", "tests/maps", "tests/methods", "tests/nn", "tests/test_geometry.py", "tests/test_operators.py"),
+        (
+            "tests/drawing",
+            "tests/maps",
+            "tests/methods",
+            "tests/nn",
+            "tests/test_geometry.py",
+            "tests/test_operators.py",
+            "tests/test_operators_in_numbers.py",
+        ),
         0.90,
     ),
 }

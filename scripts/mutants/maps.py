@@ -49,11 +49,11 @@ class CoverageMap:
     def asked(self, mutant: Mutant, source: str, seconds: float) -> list[str]:
         """Return the tests that are asked about a mutant, in the order in which they run.
 
-        First come those that run its statement; else, as for a line that runs at import only, those that run the function around it,
-        else those that run anything of its file beyond the import, else those of the matching folder. If they take longer than `seconds`,
-        some of each file are taken, in turns: first the fastest of those that run the same lines of the mutated file, so that each way
-        through it has a test. Some of the time that is left is given to the other tests of the same files, as fixtures and caches let
-        only the first test run a line. Tests of one file run together, and the file that takes least time is first.
+        First come those that run its statement; else, as for a line that runs at import, in whichever test comes first, those that run
+        the function around it, else those that run anything of its file, else those of the matching folder. If they take longer than
+        `seconds`, some of each file are taken, in turns: first the fastest of those that run the same lines of the mutated file, so that
+        each way through it has a test. Some of the time that is left is given to the other tests of the same files, as fixtures and
+        caches let only the first test run a line. Tests of one file run together, and the file that takes least time is first.
 
         Args:
             mutant: The mutant.
@@ -73,7 +73,8 @@ class CoverageMap:
     def _direct(self, mutant: Mutant, code: Code) -> dict[str, set[str]]:
         """Return the tests to begin with, by file."""
         source, line = mutant.place.file, mutant.place.start[0]
-        for lines in (code.statement(line), code.function(line), None):
+        statement = range(0) if code.is_imported(line) else code.statement(line)
+        for lines in (statement, code.function(line), None):
             if tests := self._running(source, lines):
                 return tests
         return {file: set(self._found[file]["tests"]) for file in matching(source, list(self._found))}

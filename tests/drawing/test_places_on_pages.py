@@ -258,6 +258,13 @@ def test_a_caption_of_lines_alone_begins_below_the_picture(written: list[Text]) 
     assert page.height == 50 + 16 + len(lines) * (H12 + 4)
 
 
+def test_a_caption_keeps_a_margin_on_both_sides(written: list[Text]) -> None:
+    words, font = "a few words of many lengths " * 6, font_of(12)
+    width = next(width for width in range(200, 300) if wrap_text(words, font, width - 16) != wrap_text(words, font, width - 8))
+    captioned(plain(width, 50), [words])
+    assert [entry[0] for entry in written] == wrap_text(words, font, width - 16)
+
+
 # ---- text -------------------------------------------------------------------------------------------------------------------------
 
 

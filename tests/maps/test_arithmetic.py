@@ -60,6 +60,12 @@ def slow_mean(maps: Sequence[AttentionMap], scale: str) -> Cells:
     return {place: math.fsum(some) / len(some) for place, some in values.items()}
 
 
+def slow_counts(maps: Sequence[AttentionMap], scale: str) -> list[int]:
+    """Count the maps that each cell of the grid has a value of; those that are zero everywhere have no relative scale."""
+    counted = [cells(one) for one in maps if scale == "raw" or one.values.any()]
+    return [sum(place in one for one in counted) for place in np.ndindex(*GRID)]
+
+
 def same(one: AttentionMap, expected: Cells) -> bool:
     known = {place for place in np.ndindex(*GRID) if not math.isnan(float(one.values[place]))}
     return known == set(expected) and all(math.isclose(float(one.values[at]), expected[at], rel_tol=1e-5) for at in known)
@@ -81,6 +87,8 @@ def test_mean_is_that_of_a_loop_over_maps_with_padding_crops_holes_and_zeros(sca
     told = mean.provenance
     assert told.parameters == {"mean of maps": 3 + (scale == "raw"), "scale of maps": scale}
     assert any("zero everywhere" in note for note in told.notes) == (scale == "relative")
+    fewest, most = min(slow_counts(maps, scale)), max(slow_counts(maps, scale))
+    assert any(note.startswith(f"cells have {fewest} to {most} maps, as parts") for note in told.notes)
     assert told.geometry is not None
     assert (told.model, told.method) == ("vit", "rollout")
     assert (told.geometry.photo, told.geometry.window) == ((32, 48), Box(0, 0, 32, 48))

@@ -522,6 +522,11 @@ def test_simam_of_a_single_position_has_a_finite_output_and_gradient() -> None:
     assert x.grad.isfinite().all()
 
 
+def test_simam_of_two_positions_divides_the_squares_by_one() -> None:
+    x = torch.tensor([[[[1.0, 3.0]]]])  # each is 1 from the mean, so the variance is 2 / 1
+    torch.testing.assert_close(SimAM(1)(x), x * torch.tensor(1 / (4 * 2.0001) + 0.5).sigmoid())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_simam_in_half_precision_equals_float32(dtype: torch.dtype) -> None:
     x = (10 * torch.randn(2, 3, 56, 56)).to(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 from visattn._support.publish import listening
 from visattn.nn import CBAM, SCSE, lean
@@ -107,6 +107,24 @@ def test_no_further_map_is_kept(build: Any, monkeypatch: pytest.MonkeyPatch) -> 
     module, x = build(64), drawn(4, 64, 28, 28, dtype=torch.float32)
     assert kept(module, x) < 0.2 * x.numel()
     assert plainly(monkeypatch, lambda: kept(module, x)) > 0.9 * x.numel()
+
+
+def test_a_cpu_works_on_some_images_at_once_and_other_devices_on_all() -> None:
+    x = torch.empty(100, 64, 64, 64, device="meta")  # 2**18 numbers in an image
+    assert lean._count(x) == 100
+    assert lean._count(torch.empty(1, 1, 1, 1).expand(100, 64, 64, 64)) == torch.get_num_threads()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # dual numbers use it
+@pytest.mark.parametrize("build", [CBAM, SCSE])
+def test_forward_derivatives_are_those_of_single_operations(build: Any) -> None:
+    module = build(8).eval()
+    x, tangent = (drawn(2, 8, 4, 5, seed=seed, dtype=torch.float32).detach() for seed in (0, 1))
+    dual: Any = forward_ad  # has no annotations
+    with dual.dual_level():
+        assert not lean.is_lean(dual.make_dual(x, tangent))
+        slope = dual.unpack_dual(module(dual.make_dual(x, tangent))).tangent
+    torch.testing.assert_close(slope, torch.func.jvp(module, (x,), (tangent,))[1])
 
 
 def test_single_operations_run_where_something_watches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,8 @@ def test_parameters_have_the_documented_sizes(name: str) -> None:
         (lambda: ours.ExternalAttention(6, variant="official"), "output.bias"),
         (lambda: ours.SelfAttention2d(24), "output.bias"),
         (lambda: ours.StandAloneSelfAttention(32), "query.bias"),
+        (lambda: ours.StandAloneSelfAttention(32), "key.bias"),
+        (lambda: ours.StandAloneSelfAttention(32), "value.bias"),
         (lambda: ours.ECA(64), "conv.bias"),
         (lambda: ours.CBAM(48, variant="paper"), "fc1.bias"),
         (lambda: ours.CBAM(48), "conv.bias"),
