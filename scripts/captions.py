@@ -1,7 +1,8 @@
 """Captioners on scenes with synthetic ground truth: are captions correct, and does each word attend to the object that it names?
 
 `captions.py [--scenes N] [--only NAME,NAME] [--checkpoints FOLDER] [--write-docs]`. Captioners were trained on scenes of another seed,
-without the color-shape pairs of `scenes-new`. Prints tables; `--write-docs` also writes them between the marks of `docs/captions.md`.
+without the color-shape pairs of `scenes-new`. Prints tables; `--write-docs` also writes them to `docs/captions`, with links between the
+marks of `docs/captions.md`.
 Exits 1 if the share of exact sets is below `BOUNDS`.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pages import write_section
+from pages import folded, write_section
 from PIL import Image
 
 from visattn._support.tables import Row, to_markdown
@@ -56,7 +57,7 @@ def main() -> int:
     for name, table in (("said", text), ("looked", looked(captioners, options.scenes))):
         print(table, flush=True)
         if options.write_docs:
-            write_section(DOCS, name, table)
+            write_section(DOCS, name, table, into_files=True)
     return int(any(right[name] < bound for name, bound in BOUNDS.items() if name in right))
 
 
@@ -99,8 +100,9 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
         rows.append(
             {"scenes": "known and new pairs together", "captioner": f"{name} attention", **measured(both, first + second)}
         )
-    told_apart = f"Exact captions with beta = 0 less those with shuffled images, in points:\n\n{to_markdown(apart)}"
-    return right, f"{count} scenes of each kind, beam size {BEAM}.\n\n{to_markdown(rows)}\n{told_apart}"
+    accuracy = folded("Accuracy and scores of each captioner and control", to_markdown(rows))
+    above = "Difference from chance: exact captions with beta = 0 less those with shuffled images, in points"
+    return right, f"{count} scenes of each kind, beam size {BEAM}.\n\n{accuracy}\n{folded(above, to_markdown(apart))}"
 
 
 def blind(captioner: Captioner) -> Captioner:
@@ -180,7 +182,8 @@ def looked(captioners: dict[str, Captioner], count: int) -> str:
                 }
             )
     fields = ", ".join(f"{name} {'x'.join(map(str, captioner.field))}" for name, captioner in captioners.items())
-    return f"{count} scenes. Receptive field of a cell, in pixels of 64 x 64: {fields}.\n\n{to_markdown(rows)}"
+    told = f"{count} scenes. Receptive field of a cell, in pixels of 64 x 64: {fields}."
+    return f"{told}\n\n{folded('Attention of each word on its object', to_markdown(rows))}"
 
 
 def exchanged(things: list[int]) -> list[int]:

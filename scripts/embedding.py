@@ -2,7 +2,7 @@
 
 Prints what heads attend to, with nulls and intervals over photos, and how well closeness in the joint space stands for attention, by layer.
 Then it tests a region that was drawn by hand around points of half of the photos: on the other half, do its patches share a property?
-`--write-docs` writes the tables between the marks of `docs/embedding.md`. Exits 1 if they do not.
+`--write-docs` writes the tables between the marks of `docs/embedding.md`, and large ones to `docs/embedding`. Exits 1 if they do not.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def main() -> int:
     found = to_markdown([finding(one, untrained[one.name]) for one in space.scores])
     texts = {
         "findings": f"{about}\n\n{found}\n" + "\n".join(heads),
-        "correlations": to_markdown(by_layer(numbers)),
+        "correlations": folded("Heads of each layer: mean, lowest and highest", to_markdown(by_layer(numbers))),
         "regions": regions,
     }
     for name, text in texts.items():
         print(text, flush=True)
         if options.write_docs:
-            write_section(DOCS, name, text)
+            write_section(DOCS, name, text, into_files=True)
     return int(not right)
 
 

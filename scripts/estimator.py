@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pages import write_section
+from pages import folded, write_section
 from torch import Tensor, nn
 
 from visattn._support.tables import to_markdown
@@ -42,7 +42,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare gradient estimators of hard attention with the exact gradient.")
     parser.add_argument("--batches", type=int, default=100, help="batches per estimator, after a warm-up of a quarter of them")
     parser.add_argument("--size", type=int, default=500, help="draws per batch")
-    parser.add_argument("--write-docs", action="store_true", help="write the table to docs/captions.md")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write the table to docs/captions, and link it in docs/captions.md"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -54,10 +56,11 @@ def main() -> int:
         rows.append({"estimator": name, **compared(means, model, options.size, shared=objective.semi_sampling > 0)})
     plain, steadied = rows[0], rows[1]
     left = f"The running-mean baseline reduces the variance to {steadied['variance'] / plain['variance']:.3f} of its value."
-    text = f"{to_markdown(rows)}\n\n{options.batches * options.size:,} draws. {left}"
+    table = folded("Gradients: bias and variance of each estimator", to_markdown(rows))
+    text = f"{table}\n{options.batches * options.size:,} draws. {left}"
     print(text)
     if options.write_docs:
-        write_section(DOCS, "estimator", text)
+        write_section(DOCS, "estimator", text, into_files=True)
     return int(max(row["largest deviation"] for row in rows[:2]) > 4 or steadied["variance"] >= plain["variance"])
 
 
