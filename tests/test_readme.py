@@ -13,8 +13,7 @@ from visattn.cli.help import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
-RENAMED = re.compile(r"^\| `[^`]*` (?=\| `[^|]*\|$)|`[^`]*` is (?=`)", re.MULTILINE)  # old names of the changelog
-TEXTS = {page: RENAMED.sub("", page.read_text()) if page.name == "CHANGELOG.md" else page.read_text() for page in PAGES}
+TEXTS = {page: page.read_text() for page in PAGES}
 COMMAND_LINES = sorted({line for text in TEXTS.values() for line in re.findall(r"`(visattn [a-z][^`]*)`", text)})
 
 
