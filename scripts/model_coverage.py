@@ -1,7 +1,8 @@
 """Coverage of timm: attention that visattn records in one small model of each file, with sharpened random weights.
 
-Prints a table; --write-docs also writes it to the file beside docs/coverage.md, and its totals to the page. Exits 1 if a model's output changes under a capture, if a dense softmax
-attention is missed, or if weights times values differ from the output of the model's own kernel.
+Prints a table; --write-docs also writes it to the file beside docs/coverage.md, and its totals to the page. Exits 1 if a model's output
+changes under a capture, if a dense softmax attention is missed, or if weights times values differ from the output of the model's own
+kernel.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models of the list; by default all")
-    parser.add_argument("--write-docs", action="store_true", help="replace the totals in docs/coverage.md and the table beside it")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="replace the totals in docs/coverage.md and the table beside it"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
