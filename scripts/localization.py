@@ -72,8 +72,8 @@ def document(attended: Found, activated: Found, apart: str) -> str:
             f"- **Attention of DINOv2.** {attended.conclusion}",
             f"- **Class activation maps of EfficientNet-Lite0.** {activated.conclusion}\n",
             "## How it is measured\n",
-            f"- Photos: {len(attended.photos)} with a mask drawn by hand ([assets/objects](../assets/objects/README.md)). The object covers "
-            f"at most {LARGEST:.0%}. Only the part of the photo that the model received counts.",
+            f"- Photos: {len(attended.photos)} with a mask drawn by hand ([assets/objects](../assets/objects/README.md)). The object "
+            f"covers at most {LARGEST:.0%}. Only the part of the photo that the model received counts.",
             "- Means over photos are geometric. Intervals are 95 % bootstrap intervals over photos (2000 resamples, seed 0). A single lift "
             "of 0 makes the mean 0; the row then says so.",
             "- Two controls ignore where the object is. *Shifted copies* are the same map, shifted circularly around the grid by "
@@ -87,8 +87,8 @@ def document(attended: Found, activated: Found, apart: str) -> str:
             "- `sinks dropped`: patches that attract more than 20 times the uniform share of attention get weight 0.\n",
             tables("DINOv2", attended),
             "## Class activation maps of EfficientNet-Lite0\n",
-            "- EfficientNet-Lite0 with its published ImageNet weights and its own evaluation transform, which crops the middle. Target: the "
-            "logit of the top class. `inside the crop` is the share of the object that is left.",
+            "- EfficientNet-Lite0 with its published ImageNet weights and its own evaluation transform, which crops the middle. Target: "
+            "the logit of the top class. `inside the crop` is the share of the object that is left.",
             "- The maps have 7 x 7 cells, and objects fill more of a crop. Do not compare lifts between the two models.",
             "- `gradcam`, `xgradcam`, `hirescam` and the positive part of `cam` are the same map up to a factor, because the features are "
             f"averaged next: their lifts differ by at most {apart}.",

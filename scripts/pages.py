@@ -41,6 +41,11 @@ def with_section(page: str, name: str, text: str, title: str) -> str:
     return made
 
 
+def section_of(docs: Path, name: str) -> str:
+    """Return the text between the marks of a name in a page."""
+    return docs.read_text(encoding="utf-8").split(f"<!-- {name} -->\n", 1)[1].split("<!-- end -->", 1)[0]
+
+
 def write_table(file: Path, table: str) -> None:
     """Write a Markdown table into a file of comma-separated values."""
     head, _, *rows = table.splitlines()
