@@ -120,8 +120,7 @@ def protocol() -> list[str]:
     """Return lines about the machine and about how all parts are measured."""
     names = ("visattn", "torch", "torchvision", "timm", "opencv-python", "pillow", "numpy")
     return [
-        f"PyTorch on {THREADS} threads if nothing else is said, OpenCV on its default; {platform.system()}. Everything ran on the CPU; "
-        "CUDA is not measured.",
+        f"PyTorch on {THREADS} threads if nothing else is said; {platform.system()}. CUDA is not measured.",
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
         "Model, if no other is named: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1, on a real photo.",
         "Ratios come from one series. With an interval, they are the median over rounds and its 95 % confidence interval. The bound "
