@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.page import DOCS, document, protocol
+from bench.page import DOCS, protocol, write
 from bench.parts import PARTS
 from bench.parts.part import Options
 from bench.parts.processes import ROOT, NotMeasured
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure speed and memory of visattn, and check the bounds.")
     parser.add_argument("--only", type=parts, default=list(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="skip 1778 px (some minutes), and run fewer rounds")
-    parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
+    parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} and its tables from this run")
     parser.add_argument(
         "--timm-train",
         type=Path,
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.write_docs and options.quick:
         parser.error("--write-docs needs every size. Leave out --quick.")
-    print("\n".join(protocol()), flush=True)
+    print("\n".join([*protocol(), *(f"{part.title}: {' '.join(part.protocol)}" for part in PARTS.values())]), flush=True)
     measured: dict[str, list[Row]] = {}
     missing = False
     for name in options.only:
@@ -52,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     over = sum(entry["verdict"] == "over" for entry in entries)
     print(f"\n{over} of {len(entries)} bounds exceeded")
     if options.write_docs and not missing:
-        DOCS.parent.mkdir(exist_ok=True)
-        DOCS.write_text(document(measured), encoding="utf-8")
+        write(measured)
         print(f"wrote {DOCS.relative_to(ROOT)}")
     return 2 if missing else int(bool(over))
 

@@ -70,7 +70,7 @@ def main() -> int:
     torch.set_num_threads(1)
     models = {key: visattn.load_model(str(options.checkpoints / name_of(*key))) for key in combinations(options.only, SEEDS)}
     rows, failed = dependence(models, options.tests)
-    texts = {"causes": to_markdown(rows)}
+    texts = {"causes": folded("Accuracy of each network, with its cause and with an unrelated one", to_markdown(rows))}
     print(texts["causes"], flush=True)
     for kind in NETWORKS:
         own = {key: model for key, model in models.items() if key[1] == kind}
@@ -78,7 +78,9 @@ def main() -> int:
         print(f"## {TITLES_OF_KINDS[kind]}\n\n{texts[f'causes of {kind}']}", flush=True)
     chosen = [cause for cause in GATED if cause in options.only]
     if chosen:
-        texts["gates"], texts["depth"] = (to_markdown(rows) for rows in gates_and_depth(models, chosen, options.scenes))
+        gates, depth = gates_and_depth(models, chosen, options.scenes)
+        texts["gates"] = folded("Accuracy after the exchange of gates", to_markdown(gates))
+        texts["depth"] = folded("Grad-CAM of each stage, on the same scenes", to_markdown(depth))
         print(f"## Gates\n\n{texts['gates']}\n## Depth\n\n{texts['depth']}", flush=True)
     for name, text in texts.items() if options.write_docs else ():
         write_section(DOCS, name, text, into_files=True)
@@ -144,29 +146,19 @@ def table(models: Mapping[tuple[Cause, str, int], nn.Module], count: int, slow: 
             )
     order = sorted(found, key=lambda name: -len(above[name]))
     rows = [
-        {"method": name, **{cause: f"{score:.2f}" + "*" * (cause in above[name]) for cause, score in found[name].items()}}
+        {
+            "method": name,
+            **{cause: f"{score:.2f}" + "*" * (cause in above[name]) for cause, score in found[name].items()},
+            "trusted for": ", ".join(trusted(found[name], above[name])),
+        }
         for name in order
     ]
-    said = [sentence(name, found[name], above[name]) for name in order]
-    heading = f"A star: above all three controls. Trusted: also {SURE} or more."
-    return "\n".join([to_markdown(rows), heading, "", *said, "", folded("All controls", to_markdown(details))])
+    return "\n".join([to_markdown(rows), folded("All controls", to_markdown(details))])
 
 
-def sentence(method: str, scores: Mapping[str, float], above: Sequence[str]) -> str:
-    """Say what a method may be trusted for: evidence that it finds with an AUROC of `SURE` or more, and above all controls."""
-    sure = [cause for cause in above if scores[cause] >= SURE]
-    weak = [cause for cause in above if scores[cause] < SURE]
-    missed = [cause for cause in scores if cause not in above]
-    said = [f"may be trusted for {listed(sure)}" if sure else "may be trusted for none of these causes"]
-    said += [f"finds {listed(weak)} only weakly"] * bool(weak) + [f"is not above the controls for {listed(missed)}"] * bool(
-        missed
-    )
-    return f"- `{method}` {'; it '.join(said)}."
-
-
-def listed(causes: Sequence[str]) -> str:
-    """Name causes: `ground, color and mark`."""
-    return " and ".join(filter(None, (", ".join(causes[:-1]), *causes[-1:])))
+def trusted(scores: Mapping[str, float], above: Sequence[str]) -> list[str]:
+    """Return the causes for which a method may be trusted: it finds them with an AUROC of `SURE` or more, and above all controls."""
+    return [cause for cause in above if scores[cause] >= SURE]
 
 
 def gates_and_depth(

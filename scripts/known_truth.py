@@ -174,6 +174,8 @@ def section(network: Network, checkpoints: Path, count: int, slow: int) -> Resul
             folded(controls, on_objects(found.references)),
             folded(f"The same maps, each shifted {COPIES} times around the grid", on_objects(found.moved)),
         ]
+        if found.refused:
+            lines.append(f"Not applicable: {', '.join(found.refused)}.")
     else:
         found = measured(model, scenes("label"), slow, extra)
         twin = measured(NETWORKS[network.twin].load(checkpoints), scenes("label"), slow, extra)
@@ -186,8 +188,6 @@ def section(network: Network, checkpoints: Path, count: int, slow: int) -> Resul
         ]
         if network.layers:
             lines += [why(model, network.layers, scenes("label"), scenes("none")), ""]
-    if found.refused:
-        lines.append(f"Not applicable: {', '.join(found.refused)}.")
     spent = {name: row.seconds / len(row.numbers["object"]["AUROC"]) for name, row in found.maps.items()}
     print("  seconds a scene: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in spent.items()), file=sys.stderr)
     return Result("\n".join(lines), found, twin)
@@ -234,7 +234,7 @@ def on_marks(found: Measures, twin: Measures) -> str:
 
 
 def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) -> str:
-    """Measure how well Grad-CAM finds the mark in each layer, and the accuracy after exchanging gates."""
+    """Return tables of how well Grad-CAM finds the mark in each layer, and of the accuracy after exchanging gates."""
     rows: list[Row] = []
     for layer, seen in layer_by_layer(model, layers, marked, plain).items():
         values = {name: np.array(numbers) for name, numbers in seen.numbers.items()}
@@ -252,24 +252,19 @@ def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) 
                 "inside": told(values["inside"]),
             }
         )
-    gates = [
-        f"- {part} gates: {exchanged(model, marked, plain, part):.1%} of the marked scenes with the gates of their unmarked copies, "
-        f"{exchanged(model, plain, marked, part):.1%} of the unmarked scenes with the gates of their marked copies."
+    own = {"accuracy with a mark": marked, "without a mark": plain}
+    unchanged = {name: f"{exchanged(model, scenes, scenes, 'channel'):.1%}" for name, scenes in own.items()}
+    gates: list[Row] = [
+        {
+            "gates": part,
+            "marked scenes with the gates of their unmarked copies": f"{exchanged(model, marked, plain, part):.1%}",
+            "unmarked scenes with the gates of their marked copies": f"{exchanged(model, plain, marked, part):.1%}",
+            **unchanged,
+        }
         for part in PARTS
     ]
-    return "\n".join(
-        [
-            "Grad-CAM of each layer on the same scenes. The mean map is the mean over the other marked scenes. The last three columns "
-            "are mean values, as multiples of the map's mean. They cover the cells that touch the mark, the same cells in the other "
-            "three corners, and all cells that touch no edge of the map.",
-            "",
-            to_markdown(rows),
-            f"Accuracy on {len(marked)} scenes: {exchanged(model, marked, marked, 'channel'):.1%} with a mark, "
-            f"{exchanged(model, plain, plain, 'channel'):.1%} without. The gates of all CBAM modules are then exchanged between a "
-            "marked scene and its unmarked copy. The accuracy becomes",
-            "",
-            *gates,
-        ]
+    return folded("Grad-CAM of each layer, on the same scenes", to_markdown(rows)) + folded(
+        "Accuracy after an exchange of gates, of all CBAM modules, between a scene and its copy", to_markdown(gates)
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 from libraries.sweep import COLUMNS, examined, finite, output
-from pages import folded, write_section
+from pages import folded, section_of, write_section
 
 from visattn._support.tables import to_markdown, to_text
 
@@ -51,7 +51,7 @@ def main() -> int:
             print(to_text(table), flush=True)
         if options.write_docs:
             tables = {f"{NAMED[library]}, one row each": built, "Not built": left_out}
-            write_section(DOCS, f"totals of {library}", to_markdown(sums))
+            write_section(DOCS, "totals", with_totals(section_of(DOCS, "totals"), library, sums))
             folds = [folded(summary, to_markdown(table)) for summary, table in tables.items() if table]
             write_section(DOCS, library, "".join(folds), into_files=True)
         wrong = wrong or any(row["wrong"] or row["failed"] or row["output"] == "DIFFERENT" for row in built)
@@ -107,7 +107,7 @@ def totals(library: str, rows: list[Row], left_out: list[Row]) -> list[Row]:
     cells, tokens = ([tuple(map(int, row[key].split(" of "))) for row in rows if row[key]] for key in ("lit cells", "lit tokens"))
     wrong = sum(len(row["wrong"].split("; ")) for row in rows if row["wrong"])
     found = {
-        f"version of {library}": _models(library).VERSION,
+        "version": _models(library).VERSION,
         "models": len(rows) + len(left_out),
         "built at a small size": len(rows),
         "with softmax attention": len(attentive),
@@ -122,6 +122,17 @@ def totals(library: str, rows: list[Row], left_out: list[Row]) -> list[Row]:
         "captures that failed": sum(bool(row["failed"]) for row in rows),
     }
     return [{"what": what, "number": number} for what, number in found.items()]
+
+
+def with_totals(table: str, library: str, sums: list[Row]) -> str:
+    """Return the table of all totals, a column for each library, with the totals of one replaced."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    standing = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines}
+    rows: list[Row] = []
+    for row in sums:
+        found = standing.get(row["what"], {}) | {library: row["number"]}
+        rows.append({"what": row["what"], **{name: found.get(name, "") for name in NAMED}})
+    return to_markdown(rows)
 
 
 if __name__ == "__main__":

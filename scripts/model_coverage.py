@@ -1,7 +1,8 @@
 """Coverage of timm: attention that visattn records in one small model of each file, with sharpened random weights.
 
-Prints a table; --write-docs also writes it to docs/coverage.md. Exits 1 if a model's output changes under a capture, if a dense softmax
-attention is missed, or if weights times values differ from the output of the model's own kernel.
+Prints a table; --write-docs also writes it to the file beside docs/coverage.md, and its totals to the page. Exits 1 if a model's output
+changes under a capture, if a dense softmax attention is missed, or if weights times values differ from the output of the model's own
+kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import timm
 import torch
 from bench.zoo import MODELS, WITHOUT_MATRIX
+from pages import folded, write_section
 from timm.models._registry import _model_to_module
 from timm.utils.attention_extract import AttentionExtract
 from torch import Tensor, nn
@@ -44,7 +46,9 @@ def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models of the list; by default all")
-    parser.add_argument("--write-docs", action="store_true", help="replace the table in docs/coverage.md")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="replace the totals in docs/coverage.md and the table beside it"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -59,10 +63,8 @@ def main() -> int:
     totals = summary(rows)
     print(to_text(totals))
     if options.write_docs:
-        text = DOCS.read_text()
-        for mark, table in (("models", to_markdown(rows)), ("totals", to_markdown(totals))):
-            text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{table}\n\2", text, flags=re.DOTALL)
-        DOCS.write_text(text)
+        write_section(DOCS, "totals", to_markdown(totals))
+        write_section(DOCS, "models", folded("All models, one row each", to_markdown(rows)), into_files=True)
     return int(any(row["output"] != "same" or row["missed"] or float(row["error"] or 0) > BOUND for row in rows))
 
 

@@ -23,10 +23,10 @@ def write_section(docs: Path, name: str, text: str, *, into_files: bool = False)
         docs: The page.
         name: Name of the marks.
         text: Markdown.
-        into_files: Write the tables in folds into files beside the page, `PAGE/NAME_SUMMARY.csv`, and links in their place.
+        into_files: Write the tables in folds into files beside the page, and links in their place: see `with_files`.
     """
     if into_files:
-        text = _FOLD.sub(lambda fold: _linked(docs, name, fold[1], fold[2]), text)
+        text = with_files(docs, name, text)
     docs.write_text(with_section(docs.read_text(encoding="utf-8"), name, text, docs.name), encoding="utf-8")
     print(f"wrote {name} to {docs.name}", file=sys.stderr)
 
@@ -41,15 +41,37 @@ def with_section(page: str, name: str, text: str, title: str) -> str:
     return made
 
 
-def _linked(docs: Path, name: str, summary: str, table: str) -> str:
-    """Write a Markdown table into a file of comma-separated values; return a link to it, as an item of a list."""
-    words = re.sub(r"\d+", "", summary.partition(":")[0].partition(",")[0])  # counts change, names of files do not
-    file = docs.with_suffix("") / f"{'_'.join(f'{name} {words}'.lower().split())}.csv"
+def section_of(docs: Path, name: str) -> str:
+    """Return the text between the marks of a name in a page."""
+    return docs.read_text(encoding="utf-8").split(f"<!-- {name} -->\n", 1)[1].split("<!-- end -->", 1)[0]
+
+
+def write_table(file: Path, table: str) -> None:
+    """Write a Markdown table into a file of comma-separated values."""
     head, _, *rows = table.splitlines()
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(_cells(line) for line in (head, *rows))
     file.parent.mkdir(exist_ok=True)
     file.write_text(text.getvalue(), encoding="utf-8")
+
+
+def read_table(file: Path) -> str:
+    """Return the Markdown table that `write_table` wrote into a file."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in csv.reader(lines))
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def with_files(docs: Path, name: str, text: str) -> str:
+    """Write the tables in folds into files beside a page, `PAGE/NAME_SUMMARY.csv`; return the text with links in their place."""
+    return _FOLD.sub(lambda fold: _linked(docs, name, fold[1], fold[2]), text)
+
+
+def _linked(docs: Path, name: str, summary: str, table: str) -> str:
+    """Write a Markdown table into a file; return a link to it, as an item of a list."""
+    words = re.sub(r"\d+", "", summary.partition(":")[0].partition(",")[0])  # counts change, names of files do not
+    file = docs.with_suffix("") / f"{'_'.join(f'{name} {words}'.lower().split())}.csv"
+    write_table(file, table)
     return f"- [{summary}]({docs.stem}/{file.name})\n"
 
 

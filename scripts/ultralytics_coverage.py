@@ -1,7 +1,7 @@
 """Models of Ultralytics: boxes as its own predictor keeps them, and maps beside maps by hand. Weights are random.
 
 The package is under AGPL-3.0, so it is no dependency: if it is missing, this script alone installs it, into a folder of its own. Prints a
-table; --write-docs also writes it to docs/libraries.md. Exits 1 if a row is wrong.
+table; --write-docs also writes it to the file beside docs/libraries.md. Exits 1 if a row is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from libraries.task_checks import gradcam
-from pages import write_section
+from pages import folded, write_section
 
 import visattn
 from visattn._support.tables import to_markdown, to_text
@@ -51,7 +51,7 @@ LEAST, OVERLAP = 0.25, 0.7  # thresholds of the predictor, see its settings conf
 def main() -> int:
     """Run the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write-docs", action="store_true", help=f"replace the table in docs/{DOCS.name}")
+    parser.add_argument("--write-docs", action="store_true", help=f"replace the table beside docs/{DOCS.name}")
     options = parser.parse_args()
     install()
     warnings.filterwarnings("ignore")
@@ -60,7 +60,8 @@ def main() -> int:
     rows += [of_classifier(name) for name in CLASSIFIERS] + [of_rotated(name) for name in ROTATED]
     print(to_text(rows), flush=True)
     if options.write_docs:
-        write_section(DOCS, "Ultralytics", f"Ultralytics {version('ultralytics')}:\n\n{to_markdown(rows)}")
+        table = folded(f"Networks, one row each, of Ultralytics {version('ultralytics')}", to_markdown(rows))
+        write_section(DOCS, "Ultralytics", table, into_files=True)
     return int(any(row["result"] not in ("works", "refused") for row in rows))
 
 

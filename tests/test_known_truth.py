@@ -107,7 +107,7 @@ def test_watermark_results_are_compared_with_its_area_and_the_plain_network(scri
             values.append(float(evaluation.auroc(one.map, scene.watermark, one.geometry)))
             if name == "scenes_cnn_shortcut":
                 shares.append(float(evaluation.energy_inside(one.map, scene.watermark, one.geometry)))
-    assert "The gates of all CBAM modules are then exchanged" in text
+    assert "unmarked scenes with the gates of their marked copies" in text
     row = table_of(text)["layercam"]
     assert mean_of(row["AUROC of the mark"]) == pytest.approx(np.mean(found["scenes_cnn_shortcut"]), abs=0.005)
     without = mean_of(row["AUROC of the mark, network trained without it"])
@@ -161,10 +161,15 @@ def rows_by(text: str, column: str) -> dict[str, dict[str, str]]:
     return {cells[0]: dict(zip(lines[first], cells, strict=False)) for cells in rows}
 
 
+def rows_of(name: str) -> dict[str, dict[str, str]]:
+    """Return the rows of a file, by their first cell."""
+    with (ROOT / "docs" / "known_truth" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return {next(iter(row.values())): row for row in csv.DictReader(file)}
+
+
 def scores_of(name: str) -> dict[str, dict[str, str]]:
     """Return the rows of the file with the scores of a network's maps, by map."""
-    with (ROOT / "docs" / "known_truth" / f"{name}_scores_of_maps.csv").open(encoding="utf-8", newline="") as file:
-        return {row["map"]: row for row in csv.DictReader(file)}
+    return rows_of(f"{name}_scores_of_maps")
 
 
 def test_large_tables_go_into_files_that_the_page_links(script: ModuleType, tmp_path: Path) -> None:
@@ -181,8 +186,7 @@ def test_large_tables_go_into_files_that_the_page_links(script: ModuleType, tmp_
 
 
 def test_text_about_grad_cam_and_the_mark_agrees_with_the_tables() -> None:
-    text = section("scenes_cnn_shortcut")
-    marks, layers = scores_of("scenes_cnn_shortcut")["gradcam"], rows_by(text, "layer")
+    marks, layers = scores_of("scenes_cnn_shortcut")["gradcam"], rows_of("scenes_cnn_shortcut_grad-cam_of_each_layer")
     last = layers["layer3"]
     told = " ".join((ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8").split("## The scenes")[0].split())
     for sentence in (
@@ -199,12 +203,13 @@ def test_text_about_grad_cam_and_the_mark_agrees_with_the_tables() -> None:
     ):
         assert sentence in told
     assert mean_of(last["largest cell: center on the mark"]) == 0  # the maximum is never in the corner
-    gates = re.findall(r"(\w+) gates: ([\d.]+)% of the marked .* copies, ([\d.]+)% of the unmarked", text)
-    plain = re.search(r": ([\d.]+)% with a mark, ([\d.]+)% without", text)
-    assert plain is not None
-    whole, chance = plain.groups()
-    assert dict((name, rest) for name, *rest in gates) == {"channel": [chance, whole], "spatial": [whole, chance]}
-    low, high = f"{float(chance):.0f} %", f"{float(whole):.0f} %"
+    gates = {
+        name: list(row.values())[1:] for name, row in rows_of("scenes_cnn_shortcut_accuracy_after_an_exchange_of_gates").items()
+    }
+    whole, chance = gates["channel"][2:]
+    assert gates == {"channel": [chance, whole, whole, chance], "spatial": [whole, chance, whole, chance]}
+    assert f"{whole} with the mark of the class, {chance} without a mark" in section("scenes_cnn_shortcut")
+    low, high = f"{mean_of(chance):.0f} %", f"{mean_of(whole):.0f} %"
     assert f"{low} correct instead of {high}. The reverse: {high} instead of {low}." in told
     page = " ".join((ROOT / "docs" / "choosing_a_method.md").read_text(encoding="utf-8").split())
     each = [f"{mean_of(layers[name]['largest cell touches the mark']):.0f}" for name in ("layer1", "layer2")]

@@ -35,8 +35,8 @@ PART = Part(
     "Many images in one run",
     rows,
     protocol=(
-        "Many images: photos of up to 640 px as JPEG files, 16 in a batch, PNG pictures and a journal, on a local disk; medians of three "
-        "rounds. Each stage is also timed alone. The bound is the time without any waiting: decoding, drawing and writing spread over "
+        "Photos of up to 640 px as JPEG files, 16 in a batch, PNG pictures and a journal, on a local disk; medians of three rounds. The "
+        "bound is the time without any waiting: decoding, drawing and writing spread over "
         f"{THREADS} CPUs, and the model on all of them.",
     ),
 )

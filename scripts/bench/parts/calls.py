@@ -48,14 +48,13 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "Calls from Python against bare passes and timm",
+    "Calls from Python",
     rows,
     protocol=(
-        f"Calls: one process, a photo of {SIDE} x {SIDE} pixels; `explain` includes the preprocessing and the search for sinks. "
-        "The backward pass goes to the pixels. Loading compares `load_model` with timm's `create_model(checkpoint_path=)`, from one local "
-        "file. Ratios as for modules.",
-        "Small calls: timm's ViT-Ti with 64 px and 17 tokens, a photo of 224 px, batch 1, one thread, so that Python and not "
-        f"arithmetic decides; the minimum of {SMALL_ROUNDS} rounds in turn. An empty function mode is what any interception costs.",
+        f"A photo of {SIDE} x {SIDE} pixels. `explain` includes the preprocessing and the search for sinks; the backward pass goes to the "
+        "pixels. Loading compares `load_model` with timm's `create_model(checkpoint_path=)`. Small calls: timm's "
+        "ViT-Ti with 64 px, batch 1, one thread, so that Python and not arithmetic decides; the minimum of "
+        f"{SMALL_ROUNDS} rounds. An empty function mode is what any interception costs.",
     ),
     headlines=(("explain on a loaded model, last-layer attention, 518 px", r"explain, attention"),),
 )

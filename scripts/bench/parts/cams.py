@@ -62,14 +62,13 @@ def _head(name: str, run: str, seconds: float | None = None, time: str | None = 
 
 
 PART = Part(
-    "Grad-CAM against its peers and the plain forward pass",
+    "Grad-CAM",
     rows,
     protocol=(
-        "Grad-CAM: CNNs of torchvision with random weights, 224 px, batch 1, one thread, at their last feature map; ratios as for modules. "
-        "The run `visattn` goes from the pixels to the map, and `explain` from the photo, each after a first run at this size. The first "
-        "run traces the tokens, as for capture. Peers are given the class. Their map is compared before it is enlarged and scaled. "
-        "captum checks nothing: what visattn needs beyond it is the comparison of each call with the tape, and the kernels of "
-        "convolutions, which are read to prove that no cell is displaced.",
+        "CNNs of torchvision with random weights, 224 px, batch 1, one thread, at their last feature map. `visattn` goes from the pixels "
+        "to the map, and `explain` from the photo, each after a first run, which traces the tokens. Peers are given the class; their map "
+        "is compared before it is enlarged and scaled. captum checks nothing: beyond it, visattn compares each call with the tape, and "
+        "reads the kernels of convolutions to prove that no cell is displaced.",
     ),
     headlines=(
         ("Grad-CAM of ResNet-50", r"resnet50 \| visattn"),

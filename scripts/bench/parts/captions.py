@@ -34,13 +34,12 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "Captions by beam search against a loop over pictures",
+    "Captions by beam search",
     rows,
     protocol=(
-        "Captions: show, attend and tell with soft attention, 64 scenes of 64 px in one batch, beam size 5, from pixels to words. The "
-        "model was trained briefly on the captions of the scenes. Ratios as for modules.",
-        "Loop over pictures: the shape of the usual tutorials, with one image at a time, features copied for each hypothesis, lists of "
-        "finished captions, and new attention keys at each step. The run `keys once` computes the keys once.",
+        "Show, attend and tell with soft attention, trained briefly; 64 scenes of 64 px in one batch, beam size 5. "
+        "The loop has the shape of the usual tutorials: one image at a time, features copied for each hypothesis, and new attention keys "
+        "at each step. `keys once` computes the keys once.",
     ),
     headlines=(("captions by beam search, against a loop over pictures", r"loop over pictures"),),
 )

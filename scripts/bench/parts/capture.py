@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -67,12 +66,9 @@ PART = Part(
     "Capture alone against the plain forward pass",
     rows,
     protocol=(
-        "Capture: random weights, 224 px, features not kept. The `first` capture traces the tokens. A `later` one is compared with it, "
-        "operation by operation, and traces nothing anew. Its cost is mostly Python and does not depend on threads or batch. So the ratio "
-        "is bounded with one thread, and it is larger for a short forward pass. Models of transformers run at their real width on another "
-        f"image each time. In the coverage sweep {os.cpu_count()} models run beside each other.",
-        "Readout: the gradient from the tape is taken once for a model and its weights, in the first capture, which includes it. Where "
-        "the readout depends on values, an explanation measures it in a second pass with gradients, once for each photo.",
+        "Random weights, 224 px. The `first` capture traces the tokens. A `later` one is compared with it, operation by operation, and "
+        "traces nothing anew. Its cost is mostly Python, so the ratio is larger for a short forward pass, and is bounded with one thread. "
+        "The first capture includes the gradient of the readout.",
     ),
     headlines=(("later capture alone, all models of the coverage sweep", r"all .*? \| later"),),
 )

@@ -59,9 +59,8 @@ PART = Part(
     "CPU time of whole commands",
     rows,
     protocol=(
-        f"Commands: CPU time, user and system, of whole processes; medians of {ROUNDS} in turn after a first one, and ratios of "
-        "each turn. The script is [scripts/bench/by_hand.py](../scripts/bench/by_hand.py): the same map by timm, PIL and OpenCV, "
-        "with the same compression of the PNG file.",
+        f"CPU time of whole processes; medians of {ROUNDS} in turn after a first one. The script by hand, "
+        "[by_hand.py](../scripts/bench/by_hand.py), makes the same map and PNG file by timm, PIL and OpenCV.",
     ),
     headlines=(("the command overlay, against a script by hand, 518 px", r"visattn overlay, 518 px"),),
 )

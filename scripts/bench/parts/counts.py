@@ -42,8 +42,7 @@ PART = Part(
     "Counts that no machine changes",
     rows,
     protocol=(
-        "Counts: timm's ViT-S at 224 px and ResNet-50 with random weights, the third call of each run. Calls are the events `call` and "
-        "`c_call` of `sys.setprofile`. Reads are values of tensors that Python asks for: on a GPU each waits for all that was started. "
-        "A capture reads once, when the forward pass has ended.",
+        "timm's ViT-S at 224 px and ResNet-50 with random weights, the third call of each run. Calls are the events `call` and `c_call` of "
+        "`sys.setprofile`. Reads are values of tensors that Python asks for: on a GPU each waits for all that was started.",
     ),
 )

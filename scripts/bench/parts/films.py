@@ -31,7 +31,7 @@ PART = Part(
     "Films",
     rows,
     protocol=(
-        "Films: a camera that moves over a photo, encoded as H.264 and VP9, explained 16 frames at a time and encoded again, in one "
-        "process. The forward passes alone take frames that are ready. OpenCV reads the result.",
+        "A camera that moves over a photo, explained 16 frames at a time and encoded again, in one process. The forward passes alone take "
+        "frames that are ready.",
     ),
 )

@@ -38,12 +38,11 @@ def sizes(quick: bool) -> dict[int, int]:
 
 
 PART = Part(
-    "Time against the plain forward pass",
+    "Time",
     rows,
     protocol=(
-        "Time: one process for each size and one warm-up round, then the runs in turn (A B C A B C ...). Times are medians, and ratios "
-        "come from one series.",
-        'Runs: `rollout` captures every layer. `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
+        "One process for each size and one warm-up round, then the runs in turn; times are medians. `rollout` captures "
+        'every layer. `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
     ),
     headlines=(
         ("capture and rollout, DINOv2 ViT-S/14, 224 px", r"224 \| \d+ \| rollout"),

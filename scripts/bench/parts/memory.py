@@ -46,10 +46,10 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "Memory against the plain forward pass",
+    "Memory",
     rows,
     protocol=(
-        f"Memory: the peak of resident memory (VmHWM) of a fresh process; at 1036 px the median of {PROCESSES} processes, run in turn.",
+        f"Peak of resident memory (VmHWM) of a fresh process; at 1036 px the median of {PROCESSES} processes, run in turn.",
     ),
     headlines=(("memory of rollout against the plain forward pass, 1036 px", r"1036 \| peak of rollout / .*?"),),
 )

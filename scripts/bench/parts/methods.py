@@ -70,15 +70,13 @@ def difference(one: list[float] | None, other: list[float] | None) -> str | None
 
 
 PART = Part(
-    "Methods against the forward, whole matrices and peers",
+    "Methods",
     rows,
     protocol=(
-        "Methods: a fresh process for each method, which includes the capture, with the default allocator. There is one warm-up round at "
-        "224 and 518 px; times are medians. The growth is the first round's peak minus the loaded model. Methods with a target explain "
-        "feature 0 of the class token.",
-        "Whole matrices and peers: they run as far as 24 GB of memory allow. Rollout at 1778 px would take 25 GB, relevance at 1036 px 26 "
-        "GB. The column `differs` is the largest difference from our map over its largest value, at 224 px. The attribution of "
-        "torchxai-explain, a rollout of attention weighted by its gradient, is another method. It is the nearest one in that package.",
+        "A fresh process for each method, capture included; one warm-up round at 224 and 518 px; medians. Growth is the first round's "
+        "peak minus the loaded model. Methods with a target explain feature 0 of the class token. Whole matrices and peers run as far as "
+        "24 GB of memory allow: rollout at 1778 px would take 25 GB, relevance at 1036 px 26 GB. `differs` is the largest difference from "
+        "our map over its largest value. The attribution of torchxai-explain is another method, the nearest one in that package.",
     ),
     headlines=(("rollout from whole matrices, 1036 px", r"1036 \| dense rollout"),),
 )

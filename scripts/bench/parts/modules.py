@@ -53,16 +53,12 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "Attention modules against their peers",
+    "Attention modules",
     rows,
     protocol=(
-        "Modules: a forward pass and a backward pass to the input and all parameters, in float32 and training mode. Maps are 256 x 28 x "
-        "28; the batch is in the table, smaller where all pairs of positions are weighed. Peers have the same layers and widths; some "
-        "modules have no peer. A bare `gate` is only the product of the maps with an existing number for each channel. Peak memory is the "
-        "growth of a process of its own.",
-        f"Rounds of modules: one process, one series for each module, the allocator keeps. There are 5 warm-up rounds, then "
-        f"{ROUNDS[0]} ({ROUNDS[1]} with a bound). Every other round runs backwards (A B C C B A ...). The column `measured` "
-        "has the median of the ratios of each round, and its 95 % confidence interval. The bound applies to the median.",
+        "A forward pass and a backward pass to the input and all parameters, in float32 and training mode, on maps of 256 x 28 x 28. "
+        "Peers have the same layers and widths. A bare `gate` is only the product of the maps with a number for each channel. "
+        f"After 5 warm-up rounds there are {ROUNDS[0]} ({ROUNDS[1]} with a bound), every other one backwards.",
     ),
     headlines=(("CBAM, forward and backward pass", r"cbam \| \d+ \| visattn"),),
 )

@@ -28,12 +28,11 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "Overlay against its peers",
+    "Overlay",
     rows,
     protocol=(
-        "Overlay: one process, 10 warm-up rounds, then 400 in turn; medians. All inputs are prepared outside the measured time. The bare "
-        "calls are `cv2.resize` of the map, `cv2.LUT` to color and `cv2.addWeighted`, all on 8-bit arrays. visattn starts from a "
-        "picture and its map in float32, and returns a picture.",
+        "One process, 10 warm-up rounds, then 400 in turn; medians. The bare calls are `cv2.resize` of the map, `cv2.LUT` to color and "
+        "`cv2.addWeighted`, on 8-bit arrays. visattn starts from a picture and its map in float32, and returns a picture.",
     ),
     headlines=(
         ("overlay", r"visattn\.overlay.*?"),

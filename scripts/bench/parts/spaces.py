@@ -40,7 +40,7 @@ PART = Part(
     "All heads in one space",
     rows,
     protocol=(
-        "All heads in one space: photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; "
-        "gigabytes are the peak of the process, model and PyTorch included. Layouts are those of one head of the last layer.",
+        "Photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; gigabytes are the peak of "
+        "the process, PyTorch included.",
     ),
 )

@@ -70,16 +70,13 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "Training against timm's, and what drawing maps costs",
+    "Training",
     rows,
     protocol=(
-        f"Training: timm's resnet18 on JPEG files of 64 x 64, batch {TRAINING_BATCH}, SGD, no augmentation, one worker, one epoch of "
-        f"{STEPS} steps. The first steps are not counted. The recipe is the same for `visattn.training.train` and timm's "
-        f"train.py (from its repository), {PROCESSES} processes of each in turn. Each reports its own images/s.",
-        f"Reading images: the same files, one thread and no worker, with a random resized crop, a flip and color jitter; {LOADING_ROUNDS} "
-        "epochs of each loop in turn after a first one.",
-        "Maps in training: figures of 8 images at 64 px in a bare loop without data. The cost is the added time of a figure's step and "
-        f"the next step, over {LOGGER_EVERY} steps.",
+        f"timm's resnet18 on JPEG files of 64 x 64, batch {TRAINING_BATCH}, SGD, no augmentation, one worker, one epoch of {STEPS} steps; "
+        f"{PROCESSES} processes of `visattn.training.train` and of timm's train.py in turn. Reading: one thread, no worker, a random "
+        f"resized crop, a flip and color jitter; {LOADING_ROUNDS} epochs of each loop in turn. Maps: the added time of a figure's step (8 "
+        f"images at 64 px) and the next step, over {LOGGER_EVERY} steps without data.",
     ),
     headlines=(("training, images/s", r"visattn\.training\.train"),),
 )

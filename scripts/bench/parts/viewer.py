@@ -47,9 +47,9 @@ PART = Part(
     "The viewer's page",
     rows,
     protocol=(
-        f"Viewer: the page of `study.save_html` in Chromium without a window and without a GPU, 1280 x 900 pixels. A hover sets the query "
-        f"and draws the image and all heads; the median of {HOVERS}. Frames are those of a pointer that moves over the photo. "
-        f"Growth is that of the JavaScript heap over {3 * HOVERS:,} hovers.",
+        "The page of `study.save_html` in Chromium without a window or a GPU, 1280 x 900 pixels. A hover sets the query and draws the "
+        f"image and all heads; the median of {HOVERS}. Frames are those of a pointer that moves over the photo. Growth is that of the "
+        f"JavaScript heap over {3 * HOVERS:,} hovers.",
     ),
     headlines=(("the viewer's page of 518 px: a hover, until all heads are drawn", r"518 \| hover"),),
 )

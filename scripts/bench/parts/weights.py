@@ -49,13 +49,12 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 PART = Part(
-    "All attention weights against other libraries",
+    "Attention weights",
     rows,
     protocol=(
-        "Attention weights: ViT-S/16 of timm and of transformers with random weights, batch 1, one thread, all 12 layers; ratios as for "
-        "modules. A capture leaves the model's fused attention as it is, and computes weights from queries and keys afterward: one row "
-        "of each matrix, as for a map of the class token, or whole matrices. The peers switch fused attention off, and keep the weights "
-        "that the model computes then; whole matrices cost visattn the scores a second time. Growth is the peak of a process of its own.",
+        "ViT-S/16 of timm and of transformers with random weights, batch 1, one thread, all 12 layers. The peers switch fused attention "
+        "off, and keep the weights that the model computes then. A capture leaves it on, and computes weights from queries and keys "
+        "afterward: one row of each matrix, or whole matrices.",
     ),
     headlines=(
         ("the class token's weights in all layers, 224 px", r"timm \| 224 \| visattn, the class token's rows"),
