@@ -46,6 +46,7 @@ evidence: $(READY)  ## the heavier proofs; those whose result is kept for this t
 	$(BIN)/python scripts/proofs.py
 
 docs: $(READY)  ## the site in build/site; open index.html, no server is needed
+	$(BIN)/python scripts/website/live.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 gallery: $(READY)  ## rebuild the pictures of README and docs

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from checks import faults, words
+from live import FOLDER as LIVE, TITLES
+from notebooks import page_of_notebook
 from places import ROOT, SOURCES, linked_files, place_of, with_links_of_the_site
 from reference import pages as pages_of_reference
 from tables import page_of_source, page_of_table
 
+_LIVE = re.compile(r"<!-- live (\w+) -->")
 _STATIC = Path(__file__).parent / "static"
 _OUTSIDE = "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "assets/favicon.svg"
 MOST_WORDS = 45_000
@@ -37,10 +41,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if file.suffix == ".md":
             waiting += linked_files(file)
         _add(file, files, config)
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        _add_notebook(path, files, config)
+    for path in sorted(LIVE.glob("*.html")):
+        _put(files, File.generated(config, f"live/{path.name}", abs_src_path=str(path)))
     for path in sorted(_STATIC.iterdir()):
         _put(files, File.generated(config, f"assets/site/{path.name}", abs_src_path=str(path)))
-    for uri, text in pages_of_reference().items():
+    reference = pages_of_reference()
+    for uri, text in reference.items():
         _put(files, File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED))
+    (chapter,) = (part for part in config.nav or () if "Reference" in part)
+    chapter["Reference"] = ["reference/index.md", *(uri for uri in reference if uri != "reference/index.md")]
     return files
 
 
@@ -50,7 +61,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if source is None:
         return markdown
     _words[page.file.src_uri] = words(markdown)
-    return with_links_of_the_site(markdown, source)
+    return _LIVE.sub(_frame, with_links_of_the_site(markdown, source))
+
+
+def _frame(mark: re.Match[str]) -> str:
+    """Return the frame of a live page, with a link to it."""
+    name, title = mark[1], TITLES[mark[1]]
+    return f'## {title}\n\n<iframe class="live" src="live/{name}.html" title="{title}" loading="lazy"></iframe>\n\n[Alone](live/{name}.html)'
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -78,6 +95,15 @@ def _add(file: Path, files: Files, config: MkDocsConfig) -> None:
         _sources[uri] = file
     if files.get_file_from_path(uri) is None:
         _put(files, File.generated(config, uri, abs_src_path=str(file)))
+
+
+def _add_notebook(path: Path, files: Files, config: MkDocsConfig) -> None:
+    """Add the page of a notebook with its pictures, and its file for download."""
+    made, folder = page_of_notebook(path), "notebooks"
+    _sources[f"{folder}/{path.stem}.md"] = path
+    _put(files, File.generated(config, f"{folder}/{path.stem}.md", content=made.markdown))
+    for name, content in made.pictures.items():
+        _put(files, File.generated(config, f"{folder}/{name}", content=content))
 
 
 def _put(files: Files, file: File) -> None:

@@ -37,7 +37,7 @@ def place_of(file: Path) -> Place:
         path = Path("project", path)  # not beside the pages of docs, from which some differ by capital letters alone
     if path.suffix == ".csv" or path.suffix in SOURCES:
         return Place(f"{path.with_suffix('')}_{path.suffix[1:]}.md", shown=True)
-    return Place(path.as_posix())
+    return Place(path.with_suffix(".md").as_posix() if path.suffix == ".ipynb" else path.as_posix())
 
 
 def linked_files(page: Path) -> list[Path]:

@@ -28,6 +28,6 @@
     const field = Object.assign(document.createElement("input"), { type: "search", placeholder: "Filter rows", className: "table-filter" });
     field.setAttribute("aria-label", "Filter rows");
     field.addEventListener("input", () => filter(table, field.value.toLowerCase().split(/\s+/).filter(Boolean)));
-    (table.closest(".md-typeset__scrollwrap") || table).before(field);
+    table.parentElement.before(field);
   }
 })();

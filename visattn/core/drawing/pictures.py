@@ -17,6 +17,7 @@ from visattn.errors import OptionError
 __all__ = ["Picture", "carrying", "to_png"]
 
 _KEY = "visattn"
+_SMALL = 300 * 300  # pixels
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
@@ -59,8 +60,16 @@ class Picture(Image.Image):
                 params.setdefault("exif", _exif(text))
         super().save(fp, format, **params)
 
-    def _repr_jpeg_(self) -> None:
-        """Offer no JPEG to notebooks, which would store it beside the PNG."""
+    def _repr_png_(self) -> bytes | None:
+        """Return a small picture as PNG; a notebook stores what it is offered, so there is one of both."""
+        return None if self._is_large() else to_png(self)
+
+    def _repr_jpeg_(self) -> bytes | None:
+        """Return a large picture as JPEG."""
+        return encoded(self, "JPEG") if self._is_large() else None
+
+    def _is_large(self) -> bool:
+        return self.mode == "RGB" and self.width * self.height > _SMALL
 
     def copy(self) -> Image.Image:
         """Return a copy with the same provenance."""

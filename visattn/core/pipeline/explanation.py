@@ -280,10 +280,11 @@ class Explanation:
         """Return the raw values of the map, for `numpy.asarray`."""
         return self.map.__array__(dtype, copy)
 
-    def _repr_html_(self) -> str:
-        """Return the picture for notebooks, with what it shows and the warnings below it."""
-        return html.figure(pictures.encoded(self.overlay(), "JPEG"), self._caption())
+    def _ipython_display_(self) -> None:
+        """Show the picture below a cell, and below it what it shows and the warnings; a notebook stores each once."""
+        shown = import_module("IPython.display")
+        shown.display(shown.Image(pictures.encoded(self.overlay(), "JPEG")), shown.HTML(html.joined(self._caption())))
 
-    def _repr_png_(self) -> bytes:
-        """Return the picture for notebooks."""
-        return pictures.to_png(self.overlay())
+    def _repr_html_(self) -> str:
+        """Return the picture with its text, for programs that show HTML and are no notebooks."""
+        return html.figure(pictures.encoded(self.overlay(), "JPEG"), self._caption())
