@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-full lint bench bench-gpu evidence docs gallery clean
+.PHONY: help demo test test-full lint bench bench-gpu evidence docs gallery release wheel oldest clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
 
@@ -51,6 +51,15 @@ docs: $(READY)  ## the site in build/site; open index.html, no server is needed
 
 gallery: $(READY)  ## rebuild the pictures of README and docs
 	$(BIN)/python scripts/make_gallery.py
+
+release: $(READY)  ## build wheels and source distributions, and try them everywhere; RELEASE=--draft without a tag
+	$(BIN)/python scripts/release.py $(RELEASE)
+
+wheel: $(READY)  ## the wheel in a new environment
+	$(BIN)/python scripts/wheel.py
+
+oldest: $(READY)  ## the oldest versions of what visattn needs, for the tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python scripts/oldest.py)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .bench visattn.egg-info

@@ -100,11 +100,7 @@ def test_no_weights_or_cache_files_are_packed(distributions: dict[str, Path]) ->
     with zipfile.ZipFile(distributions["wheel"]) as wheel, tarfile.open(distributions["sdist"]) as sdist:
         names = wheel.namelist() + sdist.getnames()
     weights = [name for name in names if name.endswith((".safetensors", ".pth", ".pyc", ".onnx"))]
-    assert not [
-        name
-        for name in weights
-        if not re.search(r"^[^/]+/(models|tests/golden/references)/", name)
-    ]
+    assert not [name for name in weights if not re.search(r"^[^/]+/(models|tests/golden/references)/", name)]
     assert "visattn/models/vit.py" in names
     assert {"visattn/viewer/built/viewer.js", "visattn/viewer/built/viewer.css"} <= set(names)
     assert "visattn/core/shipped/photos/coffee.png" in names

@@ -6,11 +6,11 @@ import logging
 import re
 from pathlib import Path
 
+from checks import faults, words
+from live import FOLDER as LIVE, TITLES
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
-from checks import faults, words
-from live import FOLDER as LIVE, TITLES
 from notebooks import page_of_notebook
 from places import ROOT, SOURCES, linked_files, place_of, with_links_of_the_site
 from reference import pages as pages_of_reference
@@ -67,7 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _frame(mark: re.Match[str]) -> str:
     """Return the frame of a live page, with a link to it."""
     name, title = mark[1], TITLES[mark[1]]
-    return f'## {title}\n\n<iframe class="live" src="live/{name}.html" title="{title}" loading="lazy"></iframe>\n\n[Alone](live/{name}.html)'
+    frame = f'<iframe class="live" src="live/{name}.html" title="{title}" loading="lazy"></iframe>'
+    return f"## {title}\n\n{frame}\n\n[Alone](live/{name}.html)"
 
 
 def on_post_build(config: MkDocsConfig) -> None:

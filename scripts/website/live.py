@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from places import ROOT
 
 FOLDER = ROOT / "build" / "live"

@@ -8,6 +8,7 @@ from importlib import import_module
 from types import FunctionType, GenericAlias, ModuleType, UnionType
 from typing import Literal, get_args, get_origin
 
+
 def packages() -> list[str]:
     """Return the public modules: the package, its public submodules, and their public submodules."""
     found = ["visattn"]

@@ -47,9 +47,9 @@ def linked_files(page: Path) -> list[Path]:
 
 def with_links_of_the_site(text: str, page: Path) -> str:
     """Return a page's Markdown with links between files of the project as links between pages of the site."""
-    here = os.path.dirname(place_of(page).uri)
+    here = Path(place_of(page).uri).parent
     for link, target, anchor in _links(text, page):
-        new = os.path.relpath(place_of(target).uri, here or ".")
+        new = os.path.relpath(place_of(target).uri, here)
         text = text.replace(f"]({link})", f"]({new}{anchor})")
     return _FENCE.sub(lambda block: block[0].replace(block[0].split("\n")[0], f"```{block[2]}", 1), text)
 

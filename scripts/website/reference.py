@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import reduce
 from types import ModuleType
-from typing import cast
 
 from names import is_documented, line, packages
 
@@ -15,7 +14,9 @@ def pages() -> dict[str, str]:
     """Return the pages by their place on the site."""
     modules = [name.replace("visattn.core.", "visattn.") for name in packages()]
     homes: dict[int, str] = {}
-    for module in modules:  # the last one that offers a name is its home: visattn.maps.Heatmap is documented there, and named in visattn
+    for (
+        module
+    ) in modules:  # the last one that offers a name is its home: visattn.maps.Heatmap is documented there, and named in visattn
         values = [getattr(_module(module), name) for name in _module(module).__all__]
         homes |= {id(value): module for value in values if is_documented(value)}
     made = {f"reference/{module}.md": _page(module, homes) for module in modules}
@@ -43,4 +44,4 @@ def _page(module: str, homes: dict[int, str]) -> str:
 
 def _module(path: str) -> ModuleType:
     """Return the module that has this name for users: those of the core are attributes of `visattn`."""
-    return cast(ModuleType, reduce(getattr, path.split(".")[1:], visattn))
+    return reduce(getattr, path.split(".")[1:], visattn)

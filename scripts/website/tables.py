@@ -20,8 +20,9 @@ def page_of_table(file: Path) -> str:
     names = "".join(f'<th scope="col"><button type="button">{_cell(name)}</button></th>' for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
     note = f"{len(rows)} rows. Click the head of a column to sort by it. [The file]({file.name})"
-    table = f'<div class="table-scroll" tabindex="0" role="region" aria-label="{title}"><table class="sortable"><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
-    return f"{_HEAD}# {title}\n\n{note}\n\n{table}\n"
+    table = f'<table class="sortable"><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>'
+    region = f'<div class="table-scroll" tabindex="0" role="region" aria-label="{title}">{table}</div>'
+    return f"{_HEAD}# {title}\n\n{note}\n\n{region}\n"
 
 
 def page_of_source(file: Path, path: str) -> str:

@@ -106,10 +106,12 @@ def test_repr_and_caption_say_what_is_shown(found: visattn.Explanation) -> None:
     shown = one._repr_html_()
     assert shown.startswith('<figure><img src="data:image/jpeg;base64,')
     assert "layer blocks.3.attn, head 1, query mean<br>rings: cyan, a sink<br><b>warning: 1 sink: patch 1,1" in shown
-    small, large = one.overlay(), one.overlay(caption=True).resize((400, 400))
-    assert isinstance(small, Picture)
-    assert small._repr_png_().startswith(b"\x89PNG")
+    small = one.overlay()
+    assert (small._repr_png_() or b"").startswith(b"\x89PNG")
     assert small._repr_jpeg_() is None
+    large = visattn.explain("scenes_vit", "photo:coffee").overlay()
+    assert (large._repr_jpeg_() or b"").startswith(b"\xff\xd8")
+    assert large._repr_png_() is None
 
 
 def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,9 @@ SHOWN = (  # a page of each kind
     "libraries/tasks_models_and_targets_csv",
     "methods",
 )
-FAULTS = "axe.run(document, {iframes: false, preload: false}).then(found => found.violations.filter(one => ['serious', 'critical'].includes(one.impact)).map(one => `${one.id}: ${one.nodes[0].html}`))"
+FAULTS = """axe.run(document, {iframes: false, preload: false}).then(found => found.violations
+    .filter(one => ['serious', 'critical'].includes(one.impact))
+    .map(one => `${one.id}: ${one.nodes[0].html}`))"""
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,10 @@ def site() -> Path:
     data.offline_weights(), data.offline_weights("tf_efficientnet_lite0")
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "scripts/website/live.py"], cwd=ROOT, env=env, check=True)
-    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    print(done.stdout.splitlines()[-1])
     return ROOT / "build" / "site"
 
 
@@ -69,7 +72,9 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, width: int) -> tuple[Any, list[str]]:
     """Open a window; return it, and what it asks the network for and its errors, as they come."""
     page, heard = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=WIDTHS[width]), list[str]()
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:", "blob:", "about:")) else heard.append(asked.url))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith(("file:", "data:", "blob:", "about:")) else heard.append(asked.url)
+    )
     page.on("pageerror", lambda error: heard.append(str(error)))
     return page, heard
 

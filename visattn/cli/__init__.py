@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from visattn.cli.help import page
+from visattn.cli.tour import tour
 
 __all__ = ["main"]
 
@@ -15,9 +17,9 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: The words after `visattn`; by default those of the process.
     """
-    if arguments is None and sys.argv[1:] in (["--help"], ["-h"]) and sys.stdout is not None:
+    if arguments is None and sys.argv[1:] in (["--help"], ["-h"], []) and sys.stdout is not None:
         try:
-            sys.stdout.write(f"{page()}\n")
+            sys.stdout.write(f"{page() if sys.argv[1:] else tour(Path.cwd())}\n")
             sys.stdout.flush()
             return
         except OSError:  # a closed pipe or a full disk, which the other way reports

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 import click
 
@@ -19,6 +20,7 @@ from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn._support.whole_files import remove_unfinished
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
+from visattn.cli.tour import tour
 from visattn.core.command_line.faults import FULL, complain, fault, no_room, one_line
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
 
@@ -46,11 +48,17 @@ def _version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
 
 
 @click.group(
-    cls=_LazyGroup, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "VISATTN"}
+    cls=_LazyGroup,
+    help=ABOUT,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "VISATTN"},
 )
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help=VERSION)
-def cli() -> None:
-    """Run one of the commands."""
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run one of the commands; without one, say which fit the folder."""
+    if ctx.invoked_subcommand is None:
+        click.echo(tour(Path.cwd()))
 
 
 _COUNTING = "triton._C.libtriton"  # counts its objects at exit, and prints those that were not collected
