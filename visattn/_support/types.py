@@ -14,6 +14,7 @@ Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Normalization = Literal["auto", "minmax", "none", "percentile", "symmetric"]
 Colormap = Literal["inferno", "magma", "plasma", "viridis", "cividis", "turbo", "jet", "bone", "gray", "blue-white-red"]
 Blend = Literal["auto", "value", "constant"]
+Ground = Literal["auto", "photo", "gray"]
 MapFormat = Literal["npz", "npy", "csv", "tif", "png"]  # endings of saved maps
 Resize = Literal["auto", "fit", "model"]
 Kind = Literal["self", "cross", "pool", "sampled", "channel", "unplaced"]

@@ -1,7 +1,7 @@
 """Heatmap overlays. Input is a photo and one value per pixel; output is a picture of the same size.
 
 OpenCV does the work on arrays in RGB order (color tables are RGB too, so no channels are swapped). The photo is never rescaled, and
-pixels outside the model's input stay unchanged.
+pixels outside the model's input get no color.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> P
         heat: A `Heatmap` of one panel, or an array `(height, width)` of the photo's size, of any numeric dtype. The color scale of a
             heatmap is computed from its grid. For an array of signed values pass `normalize="symmetric"`, so that zero is the center
             of the scale.
-        style: `normalize`, `opacity`, `blend`, `colormap`, `contours`, `marks`, `transparent`; see `visattn.drawing.Style`.
+        style: `normalize`, `opacity`, `blend`, `ground`, `colormap`, `contours`, `marks`, `transparent`; see `visattn.drawing.Style`.
 
     Returns:
         An RGB picture of the photo's size (RGBA with `transparent`), hatched where the model dropped the token. PNG files of it store
@@ -127,7 +127,8 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
             warn(said)
         return carrying(picture.copy(), made.but(drawing=made.drawing | {"uncolored": said}))
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
-    base = _pixels(picture)
+    ground = picture.convert("L").convert("RGB") if style.is_gray else picture
+    base = _pixels(ground)
     drawn = Image.new("RGB", picture.size, None)
     memory = shared_pixels(drawn)
     inner, values = base[rows, columns], values[rows, columns]
@@ -155,7 +156,7 @@ def _painted(picture: Image.Image, /, *, heat: Heatmap | Any, style: Style, quie
         if holes is not None:
             mask[rows, columns] &= ~holes
         drawn = outline(drawn, replace(heat, values=mask.astype(np.float32)) if isinstance(heat, Heatmap) else mask)
-    return carrying(inside_only(seen, ringed(drawn, heat, style), picture), made)
+    return carrying(inside_only(seen, ringed(drawn, heat, style), ground), made)
 
 
 def _uncolored(low: float, high: float) -> str:
@@ -290,7 +291,7 @@ class _Mix:
 
     def __init__(self, colormap: str, opacity: float, by_value: bool, signed: bool) -> None:
         """Compute the tables for all 256 levels."""
-        self._opacity, self._by_value, self._gray = opacity, by_value, by_value and signed
+        self._opacity, self._by_value = opacity, by_value
         ramp = np.linspace(0, 1, 256)[:, None]
         share = opacity * (np.abs(2 * ramp - 1) if signed else ramp) if by_value else np.ones((256, 1))
         self._colors = _packed(np.pad(colormaps.table(colormap), ((0, 0), (0, 1))) * share)
@@ -302,8 +303,6 @@ class _Mix:
         if not self._by_value:
             cv2.addWeighted(out, self._opacity, pixels, 1 - self._opacity, 0, out)
             return
-        if self._gray:
-            pixels = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGBA2GRAY), cv2.COLOR_GRAY2RGBA)
         rest = _scratch("rest", pixels.shape)
         cv2.LUT(levels, self._rest, rest.view(np.int32)[..., 0])
         cv2.add(out, cv2.multiply(pixels, rest, rest, 1 / 255), out)

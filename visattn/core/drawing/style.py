@@ -14,7 +14,7 @@ import numpy as np
 
 from visattn._support.checks import between, one_of
 from visattn._support.options import option
-from visattn._support.types import Blend, Interpolation, Normalization
+from visattn._support.types import Blend, Ground, Interpolation, Normalization
 from visattn.core.drawing import colormaps
 from visattn.errors import OptionError
 
@@ -29,16 +29,18 @@ class Style:
         normalize: Scaling of values to [0, 1], see `visattn.maps.value_range`. `auto` is symmetric for signed values, percentile for
             sparse maps and minmax for others; a heatmap that `visattn.normalize` has scaled stays unchanged.
         opacity: Weight of the colors: 0 returns the photo's own pixels, 1 only the colors.
-        blend: `value` multiplies the opacity by the value, so colors cover only what the map marks; of a signed map, by its magnitude,
-            over a gray photo. `constant` uses the same opacity for every pixel. `auto` is value, but constant at opacity 1.
+        blend: `value` multiplies the opacity by the value, so colors cover only what the map marks; of a signed map, by its magnitude.
+            `constant` uses the same opacity for every pixel. `auto` is value, but constant at opacity 1.
+        ground: What the colors lie on: the `photo`, or the `gray` photo, on which no color of the photo can be taken for one of the
+            map. `auto` is gray where colors are blended by value. At opacity 0 it is always the photo.
         colormap: Name from `colormaps.NAMES`. The default is inferno, or blue-white-red if values are signed or normalized
             symmetrically.
         contours: Level in [0, 1] at which a contour line is drawn, or several levels.
         marks: Whether to draw rings: cyan around attention sinks, white around the query. At opacity 0 or 1 they are never drawn, so that
             pixels are exact.
         transparent: Whether to draw the layer alone, without the photo: an RGBA picture of the photo's size, transparent where the
-            photo would show. Laid over the photo it gives the picture to a level or two of 255; of signed values drawn by value, over
-            the gray photo. For one picture: figures of panels and films have no transparency.
+            photo would show. Laid over the ground it gives the picture to a level or two of 255. For one picture: figures of panels
+            and films have no transparency.
         interpolation: Interpolation between cells, see `AttentionMap.to_heatmap`.
 
     Raises:
@@ -51,6 +53,9 @@ class Style:
         "auto",
         "Mixing of photo and colors: value (low values are more transparent) or constant (same opacity everywhere); auto: value, but "
         "constant at opacity 1.",
+    )
+    ground: Ground = option(
+        "auto", "What the colors lie on: the photo, or the gray photo; auto: gray where low values are more transparent."
     )
     colormap: str | None = option(
         None,
@@ -73,6 +78,7 @@ class Style:
         one_of(self.normalize, get_args(Normalization), "normalization")
         object.__setattr__(self, "opacity", between(self.opacity, 0, 1, "opacity"))
         one_of(self.blend, get_args(Blend), "blend")
+        one_of(self.ground, get_args(Ground), "ground")
         if self.colormap is not None:
             one_of(self.colormap, colormaps.NAMES, "colormap")
         lines = tuple(between(level, 0, 1, "contour level") for level in self.lines)
@@ -89,6 +95,11 @@ class Style:
     def by_value(self) -> bool:
         """True if low values are more transparent."""
         return self.blend == "value" or (self.blend == "auto" and self.opacity < 1)
+
+    @property
+    def is_gray(self) -> bool:
+        """True if colors lie on the gray photo."""
+        return self.opacity > 0 and (self.ground == "gray" or (self.ground == "auto" and self.by_value))
 
     @property
     def rings(self) -> bool:
@@ -112,5 +123,6 @@ class Style:
     def facts(self, signed: bool) -> dict[str, Any]:
         """Return the options as plain values for provenance, which stores normalization and interpolation separately."""
         blend = "value" if self.by_value else "constant"
-        made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines, "blend": blend}
+        ground = "gray" if self.is_gray else "photo"
+        made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines, "blend": blend, "ground": ground}
         return {name: value for name, value in made.items() if name not in ("normalize", "interpolation")}

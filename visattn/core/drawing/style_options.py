@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from visattn._support.types import Blend, Colormap, Interpolation, Normalization
+from visattn._support.types import Blend, Colormap, Ground, Interpolation, Normalization
 
 __all__ = ["PAGE", "ColorOptions", "PageOptions", "StyleOptions"]
 
@@ -16,6 +16,7 @@ class ColorOptions(TypedDict, total=False):
     normalize: Normalization
     opacity: float
     blend: Blend
+    ground: Ground
     colormap: Colormap | None
     contours: Sequence[float] | float
     marks: bool
