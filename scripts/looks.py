@@ -30,18 +30,18 @@ from visattn.core.drawing.style_options import StyleOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS, PICTURE = ROOT / "docs" / "overlays.md", ROOT / "assets" / "gallery" / "looks.jpg"
-BEFORE, NOW = "inferno 0.7 over the photo", "inferno 0.7 over gray (default)"
+BEFORE, NOW = "inferno 0.7 over the photo (before)", "inferno 0.8 over gray (default)"
 LOOKS: dict[str, StyleOptions] = {
     NOW: {},
-    BEFORE: {"ground": "photo"},
+    BEFORE: {"ground": "photo", "opacity": 0.7},
+    "inferno 0.7 over gray": {"opacity": 0.7},
     "inferno 0.9 over gray": {"opacity": 0.9},
-    "inferno 0.5 over gray": {"opacity": 0.5},
-    "plasma 0.7 over gray": {"colormap": "plasma"},
-    "viridis 0.7 over gray": {"colormap": "viridis"},
-    "magma 0.7 over gray": {"colormap": "magma"},
-    "turbo 0.7 over gray": {"colormap": "turbo"},
-    "turbo 0.7 over the photo": {"colormap": "turbo", "ground": "photo"},
-    "viridis 0.7 over the photo": {"colormap": "viridis", "ground": "photo"},
+    "plasma 0.8 over gray": {"colormap": "plasma"},
+    "viridis 0.8 over gray": {"colormap": "viridis"},
+    "magma 0.8 over gray": {"colormap": "magma"},
+    "turbo 0.8 over gray": {"colormap": "turbo"},
+    "turbo 0.8 over the photo": {"colormap": "turbo", "ground": "photo"},
+    "viridis 0.8 over the photo": {"colormap": "viridis", "ground": "photo"},
     "jet 0.5 everywhere, over the photo": {"colormap": "jet", "opacity": 0.5, "blend": "constant"},
 }
 METHODS = {

@@ -19,7 +19,7 @@ from gallery.readout import readout_sheet
 from gallery.regions import means_sheet, regions_sheet
 from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
 from gallery.space import space_pictures
-from gallery.viewer import viewer_screen
+from gallery.viewer import viewer_film, viewer_screen
 from PIL import Image
 from torch import Tensor, nn
 from train_gates import gated
@@ -114,6 +114,7 @@ def main() -> None:
     _save("two_libraries", twins_sheet(model))
     _save("sampled", sampled_sheet())
     _save("viewer", viewer_screen(model))
+    viewer_film(model, FOLDER / "viewer.webp")
     for name, picture in space_pictures().items():
         _save(name, picture)
     film_picture(model, FOLDER / "film.webp")

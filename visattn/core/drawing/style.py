@@ -48,7 +48,7 @@ class Style:
     """
 
     normalize: Normalization = option("auto", "Scaling of the map's values to the range 0 to 1.")
-    opacity: float = option(0.7, "Weight of the colors: 0 shows only the photo, 1 only the colors.")
+    opacity: float = option(0.8, "Weight of the colors: 0 shows only the photo, 1 only the colors.")
     blend: Blend = option(
         "auto",
         "Mixing of photo and colors: value (low values are more transparent) or constant (same opacity everywhere); auto: value, but "
