@@ -183,7 +183,10 @@ def test_permissions_of_a_photo_and_its_folder_are_checked(place: str, public_fo
 
 
 def test_a_folder_is_several_images_in_the_shell(tmp_path: Path) -> None:
-    with in_shell(), pytest.raises(ImageError, match=r"is a directory; pass the image files in it$"):
+    with (
+        in_shell(),
+        pytest.raises(ImageError, match=r"is a directory; pass the image files in it, or run: visattn batch .* -o maps$"),
+    ):
         visattn.load_image(tmp_path)
 
 
@@ -257,3 +260,14 @@ def test_an_image_of_four_channels_is_told_by_its_mode() -> None:
         visattn.explain(model, Image.new("RGBA", (160, 160)), method="rollout")
     values = np.asarray(Image.new("RGBA", (160, 160), (9, 8, 7, 6)))
     assert visattn.explain(model, values, method="rollout").map.values.ndim == 2
+
+
+@pytest.mark.parametrize(
+    "start", [b"\0\0\0\x18ftypmp42", b"\0\0\0\x14ftypqt  ", b"\x1aE\xdf\xa3\x9fB\x86\x81", b"RIFF\0\0\0\0AVI LIST", b"\0\0\1\xba"]
+)
+def test_a_film_is_told_from_an_image(start: bytes, tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(start + bytes(200))
+    with pytest.raises(ImageError, match=r"clip\.mp4: a film, not an image; use visattn\.explain_video$"):
+        visattn.load_image(tmp_path / "clip.mp4")
+    with in_shell(), pytest.raises(ImageError, match="run: visattn video FILE -o maps.mp4$"):
+        visattn.load_image(tmp_path / "clip.mp4")

@@ -33,6 +33,16 @@ def test_the_devices_that_are_named_work() -> None:
         assert next(load_model(MODEL, weights="none", device=device).parameters()).device == torch.device(device)
 
 
+def test_a_python_file_without_a_function_is_told_how_to_name_one(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())\n")
+    with pytest.raises(
+        UnsupportedModel, match=r"net\.py: name the function in it that returns the model: .*net\.py:build$"
+    ) as caught:
+        load_model(str(file))
+    assert len(load_model(str(caught.value).rpartition("model: ")[2])) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("test_vti", "test_vit"), ("tv:resnet81", "tv:resnet18"), ("clip:ViT-S-32-al", "clip:ViT-S-32-alt")]
 )

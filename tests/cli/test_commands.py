@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from visattn._support.extras import EXTRAS
 from visattn.cli.commands import _run, cli
 from visattn.cli.help import COMMANDS
 
@@ -275,6 +277,34 @@ def test_doctor_checks_requirements(run: Run) -> None:
     states = {row["check"]: row["state"] for row in json.loads(out)}
     assert code == 0
     assert states["opencv"] == states["torch"] == states["cache"] == "ok"
+
+
+def test_doctor_names_extras_and_networks_that_are_missing(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        "visattn._support.extras.find_spec", lambda module: None if module in ("av", "visattn_networks") else object()
+    )
+    monkeypatch.setattr("visattn.core.shipped._CHECKOUT", tmp_path)
+    code, out, _ = run("doctor", "--json")
+    found = {row["check"]: (row["state"], row["detail"]) for row in json.loads(out)}
+    assert code == 0
+    assert found["extras"] == (
+        "absent",
+        'not installed: video (av). In the source folder of visattn, run: pip install -e ".[NAME]"',
+    )
+    assert found["small networks"][0] == "absent"
+    assert 'pip install -e ".[networks]"' in found["small networks"][1]
+
+
+def test_doctor_knows_every_extra() -> None:
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(declared) - {"all", "dev", "docs", "networks", "ultralytics"}
+
+
+def test_doctor_explains_a_build_of_pytorch_without_cuda(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("torch.version.hip", None)
+    assert "CPU only: this build of PyTorch has no CUDA" in run("doctor", "--imports")[1]
 
 
 def test_doctor_uses_the_network_only_with_the_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,21 @@ from pathlib import Path
 
 from visattn.errors import MissingExtra
 
+EXTRAS = {  # extra: a module that it brings
+    "flow": "scipy",
+    "figures": "matplotlib",
+    "attribution": "captum",
+    "cam": "pytorch_grad_cam",
+    "tensorboard": "tensorboard",
+    "caption-metrics": "pycocoevalcap",
+    "hf": "transformers",
+    "clip": "open_clip",
+    "notebook": "anywidget",
+    "embed": "sklearn",
+    "umap": "umap",
+    "video": "av",
+    "ray": "ray",
+}
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # only a source checkout has it beside the package
 
 
@@ -22,10 +37,11 @@ def need(module: str, extra: str, what: str) -> None:
         MissingExtra: If it is not installed.
     """
     if not installed(module):
-        raise MissingExtra(f"{what} needs {module}, which is not installed. {_installing(extra)}")
+        raise MissingExtra(f"{what} needs {module}, which is not installed. {installing(extra)}")
 
 
-def _installing(extra: str) -> str:
+def installing(extra: str) -> str:
+    """Return the line that installs an extra."""
     if _PROJECT.is_file():
         return f'In the source folder of visattn, run: pip install -e ".[{extra}]"'
     return f'Run: pip install "visattn[{extra}]"'

@@ -9,6 +9,7 @@ from importlib import metadata
 
 import click
 
+from visattn._support.extras import EXTRAS, installed, installing
 from visattn._support.files import cache_folder
 from visattn._support.tables import to_json, to_text
 from visattn.core.command_line.late import Command
@@ -47,8 +48,13 @@ def _torch() -> str:
 def _devices() -> str:
     import torch
 
-    devices = f"CUDA {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "CPU only"
-    return f"{torch.get_num_threads()} threads, {devices}"
+    if torch.cuda.is_available():
+        return f"{torch.get_num_threads()} threads, CUDA {torch.cuda.get_device_name()}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        why = "this build of PyTorch has no CUDA; for a GPU, install one that has, see pytorch.org"
+    else:
+        why = f"PyTorch is built for CUDA {torch.version.cuda}, and no GPU or driver for it is found"
+    return f"{torch.get_num_threads()} threads, CPU only: {why}"
 
 
 def _opencv() -> str:
@@ -96,6 +102,20 @@ def _installed(name: str) -> bool:
     return True
 
 
+def _extras() -> str:
+    absent = {extra: module for extra, module in EXTRAS.items() if not installed(module)}
+    if not absent:
+        return f"all of {len(EXTRAS)} are installed"
+    lines = "; ".join(f"{extra} ({module})" for extra, module in absent.items())
+    raise FileNotFoundError(f"not installed: {lines}. {installing('NAME')}")
+
+
+def _networks() -> str:
+    from visattn.core.shipped import NETWORKS, network_path
+
+    return str(network_path(NETWORKS[0]).parent)
+
+
 _CHECKS: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("python", True, _python),
     ("torch", True, _torch),
@@ -103,6 +123,8 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("opencv", True, _opencv),
     ("pillow", True, _pillow),
     ("cache", True, _cache),
+    ("extras", False, _extras),
+    ("small networks", False, _networks),
     ("offline weights", False, _offline),
     ("model hub", False, _hub),
 )

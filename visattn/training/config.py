@@ -319,8 +319,7 @@ class Config(Recipe):
             )
         for width in self.widths:
             between(width, 1, 2**15, "widths")
-        if self.attention not in ("none", *ATTENTION):
-            raise OptionError(f"unknown attention '{printable(self.attention)}'. Known: none, {', '.join(ATTENTION)}.")
+        one_of(self.attention, ("none", *ATTENTION), "attention")
         if self.attention == "none" and self.attention_init != "auto":
             raise OptionError(
                 f"{option('attention_init')} needs an {option('attention')}, got {self.attention_init} without one. Leave it out."

@@ -13,6 +13,8 @@ from PIL.TiffImagePlugin import (
     ImageFileDirectory_v2,
 )
 
+from visattn._support.language import worded
+
 _SIGNATURES = {  # (offset, bytes) -> name
     (4, b"ftypheic"): "HEIC",
     (4, b"ftypheix"): "HEIC",
@@ -34,6 +36,7 @@ _SIGNATURES = {  # (offset, bytes) -> name
     (0, b"FUJIFILMCCD-RAW"): "RAW (Fujifilm)",
     (128, b"DICM"): "DICOM",
 }
+_FILMS = ((4, b"ftyp"), (0, b"\x1aE\xdf\xa3"), (8, b"AVI LIST"), (0, b"\0\0\1\xba"))  # MP4 and MOV, MKV and WebM, AVI, MPEG
 _TIFF = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
 _FORMATS = {1: "unsigned", 2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
 _COLORS = {0: "gray, white is zero", 1: "gray", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "CIELAB"}
@@ -44,6 +47,8 @@ def foreign(data: bytes) -> str | None:
     for (start, mark), name in _SIGNATURES.items():
         if data.startswith(mark, start):
             return f"{name} is not supported; convert it to PNG or JPEG"
+    if any(data.startswith(mark, start) for start, mark in _FILMS) and not data.startswith(b"ftypavi", 4):
+        return f"a film, not an image; {worded('use visattn.explain_video', 'run: visattn video FILE -o maps.mp4')}"
     if data[-18:-2] == b"TRUEVISION-XFILE":
         return "TGA is not supported; convert it to PNG or JPEG"
     text = data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n").lower()

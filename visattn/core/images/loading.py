@@ -220,7 +220,8 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise ImageError(f"{name}: is a directory; {worded('pass an image file in it', 'pass the image files in it')}")
+            many = f"pass the image files in it, or run: visattn batch {name} -o maps"
+            raise ImageError(f"{name}: is a directory; {worded('pass an image file in it', many)}")
         if not stat.S_ISREG(mode):
             raise ImageError(f"{name}: not a regular file; pass an image file")
         with path.open("rb") as stream:

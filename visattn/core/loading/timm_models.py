@@ -104,6 +104,8 @@ def _check_name(name: str) -> None:
         offered("networks", "visattn")  # registers our models with timm
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_models(pretrained=True)
+        if name.endswith(".py"):
+            raise UnsupportedModel(f"{printable(name)}: name the function in it that returns the model: {printable(name)}:build")
         near = ", ".join(suggest(name, known)) or worded("none; see visattn.loading.list_models()", "none; run `visattn list`")
         raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
 
