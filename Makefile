@@ -2,20 +2,24 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 
 .PHONY: help demo test test-full lint bench bench-gpu evidence docs gallery release wheel oldest clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
 
-$(READY): pyproject.toml
+$(CORE): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "visattn: error: $(PYTHON) not found; install Python 3.11 or run: make $(MAKECMDGOALS) PYTHON=python3" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing PyTorch and the rest: some GB, one to five minutes, once ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@$(BIN)/python scripts/install.py -e .
 	@touch $@
 
-demo: $(READY)  ## look at four photos through DINOv2; pictures in out/demo
+$(READY): $(CORE)  # what tests, docs and benchmarks need beside
+	@$(BIN)/python scripts/install.py -e ".[dev]"
+	@touch $@
+
+demo: $(CORE)  ## look at four photos through DINOv2; pictures in out/demo
 	$(BIN)/visattn demo --output out/demo --overwrite
 
 lint: $(READY)  ## style, types, import contract, shape of the package, words

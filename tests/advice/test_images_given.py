@@ -269,5 +269,5 @@ def test_a_film_is_told_from_an_image(start: bytes, tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").write_bytes(start + bytes(200))
     with pytest.raises(ImageError, match=r"clip\.mp4: a film, not an image; use visattn\.explain_video$"):
         visattn.load_image(tmp_path / "clip.mp4")
-    with in_shell(), pytest.raises(ImageError, match="run: visattn video FILE -o maps.mp4$"):
+    with in_shell(), pytest.raises(ImageError, match=r"run: visattn video FILE -o maps\.mp4$"):
         visattn.load_image(tmp_path / "clip.mp4")
