@@ -55,11 +55,16 @@ def laid_over(background: Image.Image, layer: Image.Image) -> NDArray[np.int64]:
     return pixels(Image.alpha_composite(background.convert("RGBA"), layer).convert("RGB"))
 
 
+def gray(photo: Image.Image) -> Image.Image:
+    return photo.convert("L").convert("RGB")
+
+
 def check(found: Explanation, *, lines: bool = False, **style: Any) -> Picture:
     """Check a layer against the overlay of the same explanation, and return it. OpenCV rounds down at each soft edge of a line."""
     layer = found.overlay(transparent=True, **style)
     assert (layer.mode, layer.size) == ("RGBA", found.photo.size)
-    apart = np.abs(laid_over(found.photo, layer) - pixels(found.overlay(**style))).max(-1)
+    by_value = style.get("blend", "value") == "value" and 0 < style.get("opacity", 0.5) < 1
+    apart = np.abs(laid_over(gray(found.photo) if by_value else found.photo, layer) - pixels(found.overlay(**style))).max(-1)
     assert apart.max() <= (8 if lines else 2)
     assert (apart <= 2).mean() > 0.98
     return layer
@@ -82,7 +87,7 @@ STYLES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("geometry", [WHOLE, CROP, PADDED], ids=["whole", "crop", "padding"])
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 @pytest.mark.parametrize("facts", [MapFacts(), MARKED], ids=["plain", "marked"])
-def test_a_layer_over_the_photo_is_the_overlay(style: dict[str, Any], geometry: Geometry, facts: MapFacts) -> None:
+def test_a_layer_over_the_ground_is_the_overlay(style: dict[str, Any], geometry: Geometry, facts: MapFacts) -> None:
     lines = facts is MARKED or "contours" in style
     layer = pixels(check(explanation(geometry, facts=facts), lines=lines, **style))
     seen = geometry.seen()
@@ -109,8 +114,7 @@ def test_colors_are_those_of_the_color_map_and_alpha_follows_the_blend(blend: An
 def test_signed_values_are_laid_over_the_gray_photo() -> None:
     found = explanation(values=[[-3.0, 1.0, 2.0], [0.0, 3.0, -1.0]])
     layer = found.overlay(transparent=True)
-    gray = found.photo.convert("L").convert("RGB")
-    assert np.abs(laid_over(gray, layer) - pixels(found.overlay())).max() <= 2
+    assert np.abs(laid_over(gray(found.photo), layer) - pixels(found.overlay())).max() <= 2
     assert pixels(layer)[..., 3].min() <= 1, "zero is transparent"
 
 
@@ -178,7 +182,7 @@ def test_the_command_writes_a_layer(run: Run, photo: Path) -> None:
     for name, flags in (("plain.png", ()), ("layer.png", ("--transparent",))):
         assert run("overlay", photo, *TINY, *COLORED, "--method", "rollout", "-o", name, *flags)[0] == 0
     with Image.open("plain.png") as plain, Image.open("layer.png") as layer, Image.open(photo) as before:
-        assert np.abs(laid_over(before.convert("RGB"), layer) - pixels(plain)).max() <= 2
+        assert np.abs(laid_over(gray(before), layer) - pixels(plain)).max() <= 2
 
 
 def test_batch_writes_layers(run: Run, photo: Path) -> None:
@@ -220,4 +224,5 @@ def test_an_array_is_drawn_as_a_layer_too() -> None:
     layer = overlay(noise(), values, transparent=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert np.abs(laid_over(noise(), layer) - pixels(overlay(noise(), values))).max() <= 2
+        assert np.abs(laid_over(gray(noise()), layer) - pixels(overlay(noise(), values))).max() <= 2
+        assert np.abs(laid_over(noise(), layer) - pixels(overlay(noise(), values, ground="photo"))).max() <= 2

@@ -88,26 +88,18 @@ def test_pictures_of_many_rows_are_mixed_in_parts() -> None:
     [
         (False, False, {0: (150, 30, 15), 51: (170.4, 50.4, 35.4), 255: (252, 132, 117)}),
         (True, False, {0: (250, 50, 25), 51: (234, 50, 27), 255: (252, 132, 117)}),
-        (True, True, {255: (159.6, 159.6, 159.6), 0: (57.6, 57.6, 57.6)}),
+        (True, True, {255: (252, 132, 117), 0: (150, 30, 15), 128: (250, 50, 25)}),
     ],
 )
 def test_colors_and_photo_are_mixed_by_their_shares(by_value: bool, signed: bool, expected: dict[int, tuple[float, ...]]) -> None:
-    """Colors are gray and opaque to 0.4, or as much times the value; the gray of the photo is 96 for signed values."""
+    """Colors are gray and opaque to 0.4, or as much times the value; times its magnitude for signed values."""
     pixels = np.zeros((2, 3, 4), np.uint8)
-    pixels[..., :3] = (250, 50, 25) if not signed else (96, 96, 96)
+    pixels[..., :3] = (250, 50, 25)
     mix = overlays._Mix("gray", 0.4, by_value, signed)
     for level, color in expected.items():
         out = np.zeros_like(pixels)
         mix(pixels, np.full((2, 3), level, np.uint8), out)
         assert np.abs(out[..., :3].astype(float) - color).max() <= 1.1
-
-
-def test_signed_values_are_mixed_over_gray_and_by_magnitude() -> None:
-    pixels = np.zeros((1, 3, 4), np.uint8)
-    pixels[..., 0] = 200
-    out = np.zeros_like(pixels)
-    overlays._Mix("gray", 0.5, True, True)(pixels, np.array([[0, 128, 255]], np.uint8), out)
-    assert np.abs(out[0, :, :3].astype(float) - [[30] * 3, [60] * 3, [157.5] * 3]).max() <= 1.5
 
 
 def test_the_sum_of_colors_at_full_opacity_is_the_table() -> None:
@@ -267,7 +259,7 @@ def test_a_layer_holds_what_was_drawn(black: Any, white: Any, colors: Any, opaci
 
 def test_a_style_has_documented_defaults() -> None:
     style = Style()
-    assert (style.normalize, style.opacity, style.blend, style.colormap) == ("auto", 0.7, "auto", None)
+    assert (style.normalize, style.opacity, style.blend, style.ground, style.colormap) == ("auto", 0.8, "auto", "auto", None)
     assert (style.lines, style.marks, style.transparent, style.interpolation) == ([], True, False, "bilinear")
     assert PAGE == {"opacity": 0.6, "blend": "constant", "interpolation": "nearest"}
 
@@ -281,6 +273,25 @@ def test_low_values_are_more_transparent_by_value_and_by_default_below_full_opac
 ) -> None:
     assert Style(blend=blend, opacity=opacity).by_value is by_value
     assert Style(blend=blend, opacity=opacity).facts(False)["blend"] == ("value" if by_value else "constant")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_gray"),
+    [
+        ({}, True),
+        ({"blend": "value", "opacity": 1}, True),
+        ({"blend": "constant"}, False),
+        ({"opacity": 1}, False),
+        ({"opacity": 0}, False),
+        ({"opacity": 0, "ground": "gray"}, False),
+        ({"ground": "photo"}, False),
+        ({"ground": "gray", "blend": "constant"}, True),
+    ],
+)
+def test_colors_lie_on_gray_where_they_are_blended_by_value(options: Any, is_gray: bool) -> None:
+    style = Style(**options)
+    assert style.is_gray is is_gray
+    assert style.facts(False)["ground"] == ("gray" if is_gray else "photo")
 
 
 @pytest.mark.parametrize(

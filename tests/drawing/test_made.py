@@ -90,6 +90,7 @@ def test_overlay_files_store_their_provenance(kind: str, run: Run, photo: Path) 
         return
     asked = {"opacity": 0.25, "blend": "value", "colormap": "viridis", "interpolation": "bicubic", "contours": [], "marks": True}
     asked |= {
+        "ground": "gray",
         "transparent": False,
         "mass": 0.6 if kind == "attention" else None,
         "box": None,
@@ -139,6 +140,7 @@ def test_pages_of_gates_store_their_provenance(run: Run, photo: Path) -> None:
     assert made["drawing"] == {
         "opacity": 0.25,
         "blend": "constant",
+        "ground": "photo",
         "colormap": "inferno",
         "contours": [],
         "marks": True,
@@ -175,7 +177,7 @@ def test_the_demo_page_stores_its_provenance() -> None:
     page = demo_page(tiny.vit(dynamic_img_size=True), "photo:coffee", (300, 170))
     made = facts(saved(page))
     assert made["image"] == "coffee.png"
-    assert made["drawing"]["opacity"] == 0.7
+    assert made["drawing"]["opacity"] == 0.8
 
 
 def test_maps_of_a_training_run_store_their_provenance(tmp_path: Path) -> None:

@@ -99,8 +99,13 @@ def test_value_blend_has_an_opacity_proportional_to_the_value(opacity: float) ->
     photo, values = noise(), heat_values()
     color = np.asarray(overlay(photo, values, opacity=1))
     share = opacity * (values - values.min()) / (values.max() - values.min())
-    got = np.asarray(overlay(photo, values, opacity=opacity, blend="value")).astype(float)
-    assert np.abs(got - mixed(np.asarray(photo), color, share)).max() <= 1.5  # the opacity per pixel has 256 levels
+    for ground, below in (
+        ("photo", photo),
+        ("gray", photo.convert("L").convert("RGB")),
+        ("auto", photo.convert("L").convert("RGB")),
+    ):
+        got = np.asarray(overlay(photo, values, opacity=opacity, blend="value", ground=ground)).astype(float)
+        assert np.abs(got - mixed(np.asarray(below), color, share)).max() <= 1.5  # the opacity per pixel has 256 levels
 
 
 def test_value_blend_of_signed_values_shows_the_gray_photo_at_zero() -> None:
@@ -159,9 +164,10 @@ def test_shared_scale_is_kept_when_a_panel_is_drawn() -> None:
 
 @pytest.mark.parametrize("blend", ["constant", "value"])
 @pytest.mark.parametrize("opacity", [0.5, 1.0])
-def test_photo_is_unchanged_outside_the_models_crop(blend: Literal["constant", "value"], opacity: float) -> None:
+def test_the_ground_has_no_color_outside_the_models_crop(blend: Literal["constant", "value"], opacity: float) -> None:
     photo, heat = noise(), heatmap(GRID, CROPPED)
-    got, before = np.asarray(overlay(photo, heat, opacity=opacity, blend=blend)), np.asarray(photo)
+    got = np.asarray(overlay(photo, heat, opacity=opacity, blend=blend))
+    before = np.asarray(photo if blend == "constant" else photo.convert("L").convert("RGB"))
     unseen = np.ones((HEIGHT, WIDTH), bool)
     unseen[4:20, 6:30] = False
     assert np.array_equal(got[unseen], before[unseen])
@@ -174,7 +180,7 @@ def test_pixels_beyond_the_last_patch_are_unchanged() -> None:
     tensor = torch.rand(14, 14, generator=torch.Generator().manual_seed(0))
     layout = TokenLayout("tokens", (), (14, 14), Box(0, 0, 224, 224))
     heat = AttentionMap(tensor, (), layout, {}, "attention").to_heatmap(Geometry((230, 230), (230, 230), Box(0, 0, 230, 230)))
-    changed = (np.asarray(overlay(photo, heat)) != np.asarray(photo)).any(axis=2)
+    changed = (np.asarray(overlay(photo, heat, ground="photo")) != np.asarray(photo)).any(axis=2)
     assert changed[:224, :224].mean() > 0.98
     assert not changed[224:].any()
     assert not changed[:, 224:].any()
