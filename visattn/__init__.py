@@ -133,6 +133,8 @@ _PACKAGES = {name: f"core.{name}" for name in _CORE} | {
 offer("image source", "scene", "visattn.data.scenes.by_number:scene_image")
 offer("study", ".attn", "visattn.studies:load_study")
 offer("networks", "visattn", "visattn.models.building")
+offer("notebook", "heatmap", "visattn.core.drawing.overlays:png_of")
+offer("notebook", "map", "visattn.core.pipeline.comparisons:png_of")
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 

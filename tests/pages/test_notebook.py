@@ -114,6 +114,20 @@ def test_repr_and_caption_say_what_is_shown(found: visattn.Explanation) -> None:
     assert large._repr_png_() is None
 
 
+def test_maps_heatmaps_and_studies_show_pictures(found: visattn.Explanation) -> None:
+    for thing, sides in ((found.map, None), (found.at(head=0).map, None), (found.at(head=0).heatmap(), found.photo.size)):
+        picture = Image.open(io.BytesIO(thing._repr_png_() or b""))
+        assert np.asarray(picture.convert("RGB")).std() > 10
+        assert sides is None or picture.size == sides
+    assert found.map.to_heatmap(found.geometry)._repr_png_() is None  # of several heads
+    assert visattn.explain("scenes_vit", "scene:7", method="pca").map._repr_png_() is None
+    study = visattn.study("scenes_vit", ["scene:7", "scene:8"])
+    shown = study._repr_html_()
+    assert shown.count('<img src="data:image/jpeg;base64,') == 2
+    assert "scenes_vit" in shown
+    assert len(shown) < 50_000
+
+
 def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[str]] = []
 

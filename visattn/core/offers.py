@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Networks", "offer", "offered", "offers"]
 
-Kind = Literal["image source", "networks", "study"]
+Kind = Literal["image source", "networks", "notebook", "study"]
 
 _OFFERS: dict[Kind, dict[str, str]] = {kind: {} for kind in get_args(Kind)}
 
@@ -50,6 +50,8 @@ def offers(kind: Kind) -> tuple[str, ...]:
 def offered(kind: Literal["image source"], name: str) -> Callable[[str], Image.Image]: ...
 @overload
 def offered(kind: Literal["networks"], name: str) -> Networks: ...
+@overload
+def offered(kind: Literal["notebook"], name: str) -> Callable[[Any], bytes | None]: ...
 @overload
 def offered(kind: Literal["study"], name: str) -> Callable[[Path], Any]: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from visattn._support import html
 from visattn._support.options import with_options
 from visattn._support.reprs import brief
 from visattn._support.typed import typed
@@ -23,6 +25,7 @@ from visattn.studies.views import View
 from visattn.viewer import framed, widget_of
 
 SUFFIX = ".attn"
+_SHOWN, _THUMBNAIL = 12, 160  # photos of a study in a notebook, and pixels of their longer side
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,17 @@ class Study(Sequence[View]):
         return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, **options).encode())
 
     @with_options(PageOptions)
+    def _repr_html_(self) -> str:
+        """Return small photos with their titles, for notebooks; `show` has the page."""
+        figures = []
+        for view in self.views[:_SHOWN]:
+            stream, small = io.BytesIO(), view.photo.copy()
+            small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+            small.save(stream, "JPEG", quality=85)
+            figures.append(html.figure(stream.getvalue(), [view.title, f"maps: {', '.join(view.maps) or 'none'}"]))
+        more = f"<p>{len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
+        return f'<div style="display: flex; flex-wrap: wrap">{"".join(figures)}</div>{more}'
+
     def show(self, *, height: int = 900, **options: Unpack[PageOptions]) -> None:
         """Show the page: in a notebook below the cell, in a frame that can reach nothing else; otherwise in the system's browser.
 

@@ -24,7 +24,7 @@ from visattn._support.types import Normalization
 from visattn.core.drawing import colormaps
 from visattn.core.drawing.layers import layer_between
 from visattn.core.drawing.marks import WHITE, inside_only, outline, ring
-from visattn.core.drawing.pictures import Picture, carrying
+from visattn.core.drawing.pictures import Picture, carrying, to_png
 from visattn.core.drawing.shared_pixels import shared_pixels
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import ColorOptions
@@ -187,6 +187,11 @@ def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap
     values = heat.values if isinstance(heat, Heatmap) else heat
     shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
     return painted(Image.new("RGB", shape[:-3:-1]), heat, Style(normalize=normalize, opacity=1, colormap=colormap))
+
+
+def png_of(heat: Heatmap) -> bytes | None:
+    """Return the colors of a heatmap of one panel for notebooks; the values alone, where they cannot be drawn."""
+    return None if heat.axes else to_png(colorize(heat))
 
 
 def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Picture:  # noqa: ANN401

@@ -17,6 +17,7 @@ from visattn._support.reprs import brief
 from visattn._support.types import Interpolation
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.map_facts import MapFacts
+from visattn.core.offers import offered
 from visattn.core.provenance import Provenance, sink_warning
 from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, ShapeError
@@ -88,6 +89,10 @@ class AttentionMap:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the raw values, for `numpy.asarray`."""
         return np.array(self.numpy(), dtype, copy=copy)
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the colors of the map for notebooks, the mean over its heads and layers; None if it has no such picture."""
+        return offered("notebook", "map")(self)
 
     def at(self, **index: int) -> AttentionMap:
         """Select one entry of each named axis, as in `map.at(batch=0, head=3)`.

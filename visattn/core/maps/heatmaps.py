@@ -11,6 +11,7 @@ import numpy as np
 from visattn._support.checks import one_of
 from visattn._support.reprs import brief
 from visattn.core.geometry import Box
+from visattn.core.offers import offered
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 
@@ -57,6 +58,10 @@ class Heatmap:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the values, for `numpy.asarray`."""
         return np.array(self.values, dtype, copy=copy)
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the colors for notebooks; None if there are several panels."""
+        return offered("notebook", "heatmap")(self)
 
     def at(self, **index: int) -> Heatmap:
         """Select one entry of each named axis.

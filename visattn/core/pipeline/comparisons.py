@@ -15,7 +15,7 @@ from visattn._support.options import with_options
 from visattn._support.typed import typed
 from visattn.core.drawing.overlays import on_scale
 from visattn.core.drawing.pages import Bar, Cell, sheet
-from visattn.core.drawing.pictures import Picture, carrying
+from visattn.core.drawing.pictures import Picture, carrying, to_png
 from visattn.core.drawing.sheets import Panels, wrap
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import PAGE, StyleOptions
@@ -24,7 +24,7 @@ from visattn.core.maps.arithmetic import SCALES, MapScale, frame_of, on_own_mean
 from visattn.core.maps.scaling import range_words, resolved, shows_nothing
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.provenance import Provenance
-from visattn.errors import MapError, OptionError
+from visattn.errors import MapError, OptionError, VisattnError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,6 +92,14 @@ def comparison_page(
     page = sheet(rows, panel=panel, title=title, notes=lines, bar=bar)
     drawing = chosen.facts(signed) | {"interpolation": chosen.interpolation, "panel": panel, "scale": scale, "labels": names}
     return carrying(page, facts.but(normalization=how, value_range=(low, high), drawing=drawing))
+
+
+def png_of(one: AttentionMap) -> bytes | None:
+    """Return the colors of a map for notebooks, in the frame of the model's input; None for components and maps that cannot be drawn."""
+    try:
+        return to_png(comparison_page([one], scale="raw"))
+    except VisattnError:
+        return None
 
 
 def _framed(one: AttentionMap) -> Explanation:
