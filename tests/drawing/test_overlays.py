@@ -99,11 +99,9 @@ def test_value_blend_has_an_opacity_proportional_to_the_value(opacity: float) ->
     photo, values = noise(), heat_values()
     color = np.asarray(overlay(photo, values, opacity=1))
     share = opacity * (values - values.min()) / (values.max() - values.min())
-    for ground, below in (
-        ("photo", photo),
-        ("gray", photo.convert("L").convert("RGB")),
-        ("auto", photo.convert("L").convert("RGB")),
-    ):
+    gray = photo.convert("L").convert("RGB")
+    grounds: dict[Literal["auto", "photo", "gray"], Image.Image] = {"photo": photo, "gray": gray, "auto": gray}
+    for ground, below in grounds.items():
         got = np.asarray(overlay(photo, values, opacity=opacity, blend="value", ground=ground)).astype(float)
         assert np.abs(got - mixed(np.asarray(below), color, share)).max() <= 1.5  # the opacity per pixel has 256 levels
 

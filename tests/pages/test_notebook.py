@@ -124,7 +124,7 @@ def test_maps_heatmaps_and_studies_show_pictures(found: visattn.Explanation) -> 
     study = visattn.study("scenes_vit", ["scene:7", "scene:8"])
     shown = study._repr_html_()
     assert shown.count('<img src="data:image/jpeg;base64,') == 2
-    assert "scenes_vit" in shown
+    assert "ViT-C on scene:7<br>maps: rollout" in shown
     assert len(shown) < 50_000
 
 
