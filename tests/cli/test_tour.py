@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.test_commands import Run, run  # noqa: F401 - a fixture
 from visattn.cli.help import COMMANDS
-from visattn.cli.tour import tour
+from visattn.cli.without_command import tour
 from visattn.data import photo_path
 
 

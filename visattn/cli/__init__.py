@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from visattn.cli.help import page
-from visattn.cli.tour import tour
+from visattn.cli.without_command import tour
 
 __all__ = ["main"]
 

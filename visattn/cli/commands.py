@@ -20,7 +20,7 @@ from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn._support.whole_files import remove_unfinished
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
-from visattn.cli.tour import tour
+from visattn.cli.without_command import tour
 from visattn.core.command_line.faults import FULL, complain, fault, no_room, one_line
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
 
