@@ -98,7 +98,7 @@ def files(tmp_path: Path) -> Path:
     ],
 )
 def test_the_cell_that_decides_is_drawn(run: Run, files: Path, model: str, options: list[str]) -> None:
-    code, out, err = run("overlay", "photo.png", "--model", f"net.py:{model}", *options, *GIVEN, "--json")
+    code, out, err = run("overlay", "photo.png", "--model", f"net.py:{model}", *options, *GIVEN, "--ground", "photo", "--json")
     assert code == 0, err
     with Image.open(files / "out.png") as drawn, Image.open(files / "photo.png") as photo:
         different = (np.asarray(drawn.convert("RGB")).astype(int) != np.asarray(photo).astype(int)).any(-1)

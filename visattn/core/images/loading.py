@@ -220,8 +220,8 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            many = f"pass the image files in it, or run: visattn batch {name} -o maps"
-            raise ImageError(f"{name}: is a directory; {worded('pass an image file in it', many)}")
+            fix = worded("pass an image file in it", f"pass the image files in it, or run: visattn batch {name} -o maps")
+            raise ImageError(f"{name}: is a directory; {fix}")
         if not stat.S_ISREG(mode):
             raise ImageError(f"{name}: not a regular file; pass an image file")
         with path.open("rb") as stream:
