@@ -102,7 +102,9 @@ def main() -> None:
     _save("means", means_sheet())
     _save("readout", readout_sheet(model))
     _save("windows", _windows())
-    _save("targets", _targets(model))
+    targets = _targets(model)
+    _save("targets", _upright(targets))
+    _save("evidence", _in_short(targets))
     _save("remedies", _remedies(model))
     _save("attributions", _attributions())
     _save("cams", _cams())
@@ -176,8 +178,8 @@ TARGETED = {
 }
 
 
-def _targets(model: nn.Module) -> Image.Image:
-    """Draw which patches make a pair of photos more similar to one of them; rollout does not depend on this target."""
+def _targets(model: nn.Module) -> list[list[Cell]]:
+    """Draw which patches make a pair of photos more similar to one of them, a row for each; rollout does not depend on this target."""
     photos = [_square(visattn.load_image(ASSETS / "objects" / f"{name}.jpg")) for name in ("macaw", "moose")]
     pair = Image.new("RGB", (photos[0].width * 2, photos[0].height))
     for number, photo in enumerate(photos):
@@ -197,12 +199,22 @@ def _targets(model: nn.Module) -> Image.Image:
         found.append(visattn.explain(model, pair, method="rollout", resize="fit"))
         cells += [Cell(one.overlay(marks=False)) for one in found]
         rows.append(cells)
+    return rows
+
+
+def _upright(targets: list[list[Cell]]) -> Image.Image:
     return sheet(
-        [list(column) for column in zip(*rows, strict=True)],
+        [list(column) for column in zip(*targets, strict=True)],
         panel=480,
         row_labels=["photo", *TARGETED, "rollout"],
         column_labels=["similarity to the macaw", "similarity to the moose"],
     )
+
+
+def _in_short(targets: list[list[Cell]]) -> Image.Image:
+    columns = {"photo": 0, "relevance": 1, "Grad-CAM": 5}
+    rows = [[row[column] for column in columns.values()] for row in targets]
+    return sheet(rows, panel=360, row_labels=["macaw", "moose"], column_labels=[*columns])
 
 
 def _square(photo: Image.Image) -> Image.Image:
