@@ -12,6 +12,7 @@ from torch import nn
 import visattn
 from tests.viewer.conftest import Opened
 from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
+from visattn.core.operators import MatrixOperator
 from visattn.studies import Study, View
 
 PHOTO = "photo:chelsea"
@@ -139,6 +140,22 @@ def test_strongest_keys_are_listed_with_their_values(study: Study, opened: Opene
     best = row.argsort(descending=True, stable=True)[:12].tolist()
     names = ["cls" if token == 0 else f"patch {(token - 1) // 14},{(token - 1) % 14}" for token in best]
     assert [one.split()[0] if one.startswith("cls") else " ".join(one.split()[:2]) for one in shown] == names
+
+
+def test_numbers_of_nearly_even_keys_tell_them_apart(study: Study, opened: Opened) -> None:
+    weights = torch.linspace(0.8, 1.2, 197).div(197).repeat(2, 197, 1)
+    weights[1, 0] = 0.5 ** torch.arange(1, 198)  # a row elsewhere that eight bits keep less exactly
+    record = replace(study[0].recording[0], operator=MatrixOperator(weights[None]))
+    page = opened(Study((replace(study[0], recording=replace(study[0].recording, records=[record]), maps={}, importance=None),)))
+    page.locator("#tab-keys").click()
+    settled(page)
+    shown = [float(text) for text in page.locator(".keys .value").all_inner_texts()]
+    assert len(set(shown)) == 12
+    assert shown == pytest.approx(weights[0, 1].sort(descending=True).values[:12].tolist(), abs=1e-5)
+    assert "each of 197 keys would have 0.0051" in page.locator("#panel-keys").inner_text()
+    page.get_by_label("hide cls").check()
+    settled(page)
+    assert "each of 196 keys would have 0.0051" in page.locator("#panel-keys").inner_text()
 
 
 def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> None:

@@ -165,8 +165,9 @@ export class ImagePanel {
 
   #scale(range, shown) {
     this.bar.hidden = !range || even(range);
-    this.low.textContent = range ? number(range[0], shown.digits) : "";
-    this.high.textContent = range ? `${number(range[1], shown.digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
+    const digits = range && this.page.state.get("scale") === "shared" && shown.record ? shown.record.digits : shown?.digits;
+    this.low.textContent = range ? number(range[0], digits) : "";
+    this.high.textContent = range ? `${number(range[1], digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
     if (!range) return;
     const context = sized(this.bar, 160, 12);
     const table = this.page.table(range[0] < 0);

@@ -38,7 +38,7 @@ export class Keys {
     const { row, layout } = shown;
     const order = Array.from(row.keys()).sort((a, b) => row[b] - row[a]);
     const most = Math.max(...order.map((token) => Math.abs(row[token]))) || 1;
-    this.note.textContent = plain(`${shown.title}: ${shown.about || ""}`);
+    this.note.textContent = plain(`${shown.title}: ${shown.about || ""}.${shown.record ? this.#even(shown) : ""}`, 300);
     for (const token of order.slice(0, page.state.get("top"))) {
       const bar = element("span", { class: token < layout.prefix.length ? "fill named" : "fill" });
       bar.style.width = `${(100 * Math.abs(row[token])) / most}%`;
@@ -54,6 +54,14 @@ export class Keys {
       );
     }
     if (shown.record) this.#hiding(record);
+  }
+
+  // What each key would have if all that are not hidden had the same, where weights are shares.
+  #even({ record, row }) {
+    const total = row.reduce((sum, weight) => sum + weight, 0);
+    if (Math.abs(total - 1) > 0.01 || row.some((weight) => weight < 0)) return "";
+    const count = row.length - this.page.hiddenIn(this.page.view, record).size;
+    return ` Shared evenly, each of ${count} keys would have ${(1 / count).toPrecision(2)}.`;
   }
 
   // Checkboxes for the named keys, and one for the sinks.

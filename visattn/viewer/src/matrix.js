@@ -86,7 +86,7 @@ export class Matrix {
     if (!at) return;
     const { record, query, key } = at;
     const view = this.page.view;
-    const value = number(this.weights[query * record.keysCount + key], record.digits);
+    const value = number(this.weights[query * record.keysCount + key], this.page.digitsAt(view, record, this.head, query));
     this.reading.textContent = plain(`${nameOf(view, record.queryLayout, query)} to ${nameOf(view, record.keyLayout, key)}: ${value}`);
   }
 
