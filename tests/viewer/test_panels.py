@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
+from typing import get_args
 
+import numpy as np
 import pytest
 import timm
 import torch
+from numpy.typing import NDArray
+from playwright.sync_api import Page
 from torch import nn
 
 import visattn
 from tests.viewer.conftest import Opened
 from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
+from visattn._support.types import Ground
+from visattn.core.drawing.style import Style
 from visattn.core.operators import MatrixOperator
 from visattn.studies import Study, View
 
@@ -105,6 +112,54 @@ def test_display_settings_change_the_picture_and_nothing_else(study: Study, open
     every = torch.cat([record.operator.rows(torch.tensor([token])).flatten() for record in study[0].recording])
     assert float(low) == 0
     assert float(high) == pytest.approx(float(every.max()), abs=0.003)
+
+
+def beside(page: Page) -> NDArray[np.uint8]:
+    """Return the left tenth of the image, which this model did not receive, so that no color of a map lies on it."""
+    shown = visattn.load_image(base64.b64decode(page.evaluate("viewer.image.canvas.toDataURL().split(',')[1]")))
+    return np.asarray(shown.crop((0, 0, shown.width // 10, shown.height)))
+
+
+def test_colors_lie_on_the_gray_photo_as_in_static_overlays(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    grays = page.evaluate("viewer.page.facts.gray")
+    for ground in get_args(Ground):
+        for blend in ("value", "constant"):
+            assert grays[ground][blend] == Style(ground=ground, blend=blend).is_gray
+    box = page.get_by_label("gray photo")
+    assert box.is_checked()
+    part = view.photo.crop((0, 0, view.photo.width // 10, view.photo.height))
+    shown = beside(page)
+    assert int(np.ptp(shown, axis=-1).max()) == 0
+    assert float(shown.mean()) == pytest.approx(float(np.asarray(part.convert("L")).mean()), abs=1)
+    assert "The photo is shown in gray." in page.locator("figcaption").first.inner_text()
+    page.keyboard.press("g")
+    settled(page)
+    assert not box.is_checked()
+    assert beside(page).mean((0, 1)) == pytest.approx(np.asarray(part).mean((0, 1)), abs=1)
+    assert "gray" not in page.locator("figcaption").first.inner_text()
+    assert "G switches the photo" in page.locator("footer").inner_text()
+    assert not opened(study, link=page.evaluate("viewer.page.state.link")).get_by_label("gray photo").is_checked()
+
+
+def test_the_photo_keeps_its_colors_where_no_low_values_show_it(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    box = page.get_by_label("gray photo")
+    page.get_by_label("blend", exact=True).select_option("constant")
+    settled(page)
+    assert not box.is_checked()
+    box.check()
+    settled(page)
+    assert state(page, "ground") == "gray"
+    assert "gray" in page.locator("figcaption").first.inner_text()
+    page.get_by_label("opacity").fill("0")
+    settled(page)
+    assert box.is_checked()
+    assert "gray" not in page.locator("figcaption").first.inner_text()
+    page.get_by_label("colors").focus()
+    page.keyboard.press("g")  # letters choose an entry of a list
+    settled(page)
+    assert box.is_checked()
 
 
 def test_sinks_are_ringed_and_can_be_left_out(dinov2: nn.Module, opened: Opened) -> None:

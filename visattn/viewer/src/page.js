@@ -1,7 +1,7 @@
 // The study in the page, and what the state selects of it.
 
 import { Attention, digitsFor, leftBy, similarities, without } from "./attention.js";
-import { Colors, rangeOf } from "./colors.js";
+import { Colors, even, rangeOf } from "./colors.js";
 import { nameOf, onGrid, places, shapeOf, sizeOf, tokenOf } from "./tokens.js";
 
 // What the page computes itself; no map of a study begins so.
@@ -186,6 +186,16 @@ export class Page {
   get alpha() {
     const opacity = this.state.get("opacity");
     return this.state.get("blend") === "value" ? (part) => opacity * Math.sqrt(part) : () => opacity;
+  }
+
+  // Whether colors lie on the gray photo; visattn says when that is so by itself.
+  get gray() {
+    return this.facts.gray[this.state.get("ground")][this.state.get("blend")];
+  }
+
+  // Whether the photo is gray below a map of this range, or below components, which have none. It is as it is where no colors are drawn.
+  grayBelow(range) {
+    return this.gray && (!range || (this.state.get("opacity") > 0 && !even(range)));
   }
 
   // Rank of a token among the values of a row, from 1.
