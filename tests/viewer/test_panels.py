@@ -213,6 +213,24 @@ def test_numbers_of_nearly_even_keys_tell_them_apart(study: Study, opened: Opene
     assert "each of 196 keys would have 0.0051" in page.locator("#panel-keys").inner_text()
 
 
+def test_keys_that_are_patches_show_the_photo_there(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.locator("#tab-keys").click()
+    page.get_by_label("number of keys").fill("50")
+    page.evaluate("viewer.page.state.set({ query: { name: 'cls' }, record: 0, head: 0 })")
+    settled(page)
+    names = page.locator(".keys .key").all_inner_texts()
+    shown = page.locator(".keys .patch").evaluate_all("(all) => all.map((one) => one.firstChild && one.firstChild.toDataURL())")
+    assert [name == "cls" for name in names] == [one is None for one in shown]
+    for name, one in zip(names, shown, strict=True):
+        if one is not None:
+            row, column = map(int, name.split()[1].split(","))
+            seen = view.geometry.patch_box(row, column, (14, 14), view.recording[0].keys.box)
+            part = view.photo.crop((round(seen.left), round(seen.top), round(seen.right), round(seen.bottom)))
+            crop = visattn.load_image(base64.b64decode(one.split(",")[1]))
+            assert np.asarray(crop).mean((0, 1)) == pytest.approx(np.asarray(part).mean((0, 1)), abs=8)
+
+
 def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> None:
     page, view = opened(study), study[0]
     page.mouse.click(*on_patch(page, view, 3, 9))

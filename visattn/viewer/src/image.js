@@ -3,7 +3,7 @@
 import { drawComponents, drawOver, even, grayOf, regionOf } from "./colors.js";
 import { element, ink, plain, sized } from "./dom.js";
 import { number } from "./page.js";
-import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.js";
+import { boxOnPhoto, cellAt, cellBox, centerOf, nameOf, places, shapeOf } from "./tokens.js";
 
 const MOST_HEIGHT = 640;
 const REST = 250; // milliseconds after which a patch stays the query when the pointer leaves the photo
@@ -56,6 +56,17 @@ export class ImagePanel {
     if (!picture.complete || !picture.naturalWidth) return;
     if (gray && !this.grays.has(view)) this.grays.set(view, grayOf(picture));
     context.drawImage(gray ? this.grays.get(view) : picture, 0, 0, width, height);
+  }
+
+  // Draws a box of the photo, in its pixels, in its colors.
+  crop(canvas, view, [top, left, bottom, right], side) {
+    const picture = this.picture(view);
+    const [wide, high] = [right - left, bottom - top];
+    const factor = side / Math.max(wide, high);
+    const context = sized(canvas, wide * factor, high * factor);
+    if (!picture.complete || !picture.naturalWidth) return;
+    const inner = picture.naturalWidth / view.size[1];
+    context.drawImage(picture, left * inner, top * inner, wide * inner, high * inner, 0, 0, wide * factor, high * factor);
   }
 
   draw() {
@@ -161,17 +172,15 @@ export class ImagePanel {
     }
   }
 
-  #cell(context, view, layout, [row, column], color, width) {
-    const { rows, columns } = shapeOf(layout);
-    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * this.factor);
-    const [w, h] = [(right - left) / columns, (bottom - top) / rows];
+  #cell(context, view, layout, cell, color, width) {
+    const [top, left, bottom, right] = cellBox(view, layout, cell).map((side) => side * this.factor);
     for (const [line, stroke] of [
       [width + 2, "#000000"],
       [width, color],
     ]) {
       context.lineWidth = line;
       context.strokeStyle = stroke;
-      context.strokeRect(left + column * w, top + row * h, w, h);
+      context.strokeRect(left, top, right - left, bottom - top);
     }
   }
 

@@ -70,7 +70,7 @@ class Viewer {
       heads: new Heads(page),
       maps: new Maps(page, this.image),
       words: new Words(page, this.image),
-      keys: new Keys(page),
+      keys: new Keys(page, this.image),
       lines: new Lines(page),
       matrix: new Matrix(page),
     };
