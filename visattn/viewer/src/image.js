@@ -5,7 +5,6 @@ import { element, ink, plain, sized } from "./dom.js";
 import { number } from "./page.js";
 import { boxOnPhoto, cellAt, cellBox, centerOf, nameOf, places, shapeOf } from "./tokens.js";
 
-const MOST_HEIGHT = 640;
 const REST = 250; // milliseconds after which a patch stays the query when the pointer leaves the photo
 
 export class ImagePanel {
@@ -76,7 +75,7 @@ export class ImagePanel {
     const { view } = side;
     const [high, wide] = view.size;
     const room = Math.max(this.root.clientWidth, 200);
-    this.factor = Math.min(room / wide, MOST_HEIGHT / high);
+    this.factor = Math.min(room / wide, parseFloat(getComputedStyle(this.canvas).maxHeight) / high);
     const [width, height] = [wide * this.factor, high * this.factor];
     const context = sized(this.canvas, width, height);
     const shown = (this.shown = page.shown(side));

@@ -15,6 +15,7 @@ import { boxOnPhoto } from "./tokens.js";
 import { Words } from "./words.js";
 
 const VERSION = 1;
+const NARROW = matchMedia("(max-width: 900px)"); // as in the style sheet
 const SAID = 8000; // milliseconds that a message stays
 const KEYBOARD = "Keyboard: arrow keys move the query, Enter holds it, Escape lets it go, G switches the photo between gray and its own colors, Tab reaches everything else.";
 const TABS = { heads: "Heads", maps: "Maps", words: "Words", keys: "Keys", lines: "Lines", matrix: "Matrix" };
@@ -76,6 +77,7 @@ class Viewer {
     };
     this.build();
     page.state.listen((names) => this.changed(names));
+    NARROW.addEventListener("change", () => this.fold());
     let width = 0;
     new ResizeObserver(([entry]) => {
       if (Math.abs(entry.contentRect.width - width) < 1) return; // drawing changes the height
@@ -89,6 +91,7 @@ class Viewer {
     const { state } = page;
     this.title = element("h1");
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Display" });
+    this.display = element("details", {}, element("summary", {}, "Display"), this.controls);
     this.query = element("div", { class: "controls", role: "group", "aria-label": "Query, layer and head" });
     this.said = element("p", { class: "said", role: "status" });
     this.tabs = element(
@@ -105,12 +108,18 @@ class Viewer {
     this.about = element("p", { class: "soft" });
     this.main = element(
       "main",
-      {},
-      element("section", { class: "left", "aria-label": "Image" }, this.query, element("div", { class: "pair" }, this.image.root, this.other.root), this.controls, this.warnings),
+      { class: "study" },
+      element("section", { class: "left", "aria-label": "Image" }, this.query, element("div", { class: "pair" }, this.image.root, this.other.root), this.display, this.warnings),
       element("section", { class: "right", "aria-label": "Panels" }, this.tabs, ...panels),
     );
     document.body.append(element("header", {}, this.title, this.exports()), this.main, element("footer", {}, element("p", { class: "soft keyboard" }, KEYBOARD), this.about, this.said));
     this.settings();
+    this.fold();
+  }
+
+  // Where the window is narrow, what is seldom changed is folded away, so that photo and heads are near each other.
+  fold() {
+    this.display.open = !NARROW.matches;
   }
 
   exports() {
