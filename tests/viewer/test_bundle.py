@@ -58,11 +58,11 @@ def test_the_built_files_are_small() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(theme: str, npm: str, study: visattn.Study, opened: Opened, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_axe_finds_nothing(theme: str, width: int, npm: str, study: visattn.Study, opened: Opened, tmp_path: Path) -> None:
     install(npm, AXE, folder=tmp_path)
     axe = (tmp_path / "node_modules" / "axe-core" / "axe.min.js").read_text()
-    page = opened(study + study, color_scheme=theme)
+    page = opened(study + study, color_scheme=theme, width=width)
     page.evaluate(axe)
     for name in ("heads", "maps", "words", "keys", "lines", "matrix"):
         page.locator(f"#tab-{name}").click()

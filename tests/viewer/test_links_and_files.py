@@ -47,7 +47,7 @@ def test_a_link_opens_the_same_view(study: Study, opened: Opened) -> None:
     "link",
     [
         "record=99&head=77",
-        "colormap=pink&blend=x&scale=y&sort=z&otherHead=q&compare=9",
+        "colormap=pink&blend=x&ground=z&scale=y&sort=z&otherHead=q&compare=9",
         "view=5&query=:nobody",
         "map=nothing&tab=nothing",
         "query=NaN,3&opacity=x",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
+from typing import get_args
 
+import numpy as np
 import pytest
 import timm
 import torch
+from numpy.typing import NDArray
+from playwright.sync_api import Page
 from torch import nn
 
 import visattn
 from tests.viewer.conftest import Opened
 from tests.viewer.driving import on_patch, row_shown, settled, state, wait_until
+from visattn._support.types import Ground
+from visattn.core.drawing.style import Style
+from visattn.core.operators import MatrixOperator
 from visattn.studies import Study, View
 
 PHOTO = "photo:chelsea"
@@ -106,6 +114,54 @@ def test_display_settings_change_the_picture_and_nothing_else(study: Study, open
     assert float(high) == pytest.approx(float(every.max()), abs=0.003)
 
 
+def beside(page: Page) -> NDArray[np.uint8]:
+    """Return the left tenth of the image, which this model did not receive, so that no color of a map lies on it."""
+    shown = visattn.load_image(base64.b64decode(page.evaluate("viewer.image.canvas.toDataURL().split(',')[1]")))
+    return np.asarray(shown.crop((0, 0, shown.width // 10, shown.height)))
+
+
+def test_colors_lie_on_the_gray_photo_as_in_static_overlays(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    grays = page.evaluate("viewer.page.facts.gray")
+    for ground in get_args(Ground):
+        for blend in ("value", "constant"):
+            assert grays[ground][blend] == Style(ground=ground, blend=blend).is_gray
+    box = page.get_by_label("gray photo")
+    assert box.is_checked()
+    part = view.photo.crop((0, 0, view.photo.width // 10, view.photo.height))
+    shown = beside(page)
+    assert int(np.ptp(shown, axis=-1).max()) == 0
+    assert float(shown.mean()) == pytest.approx(float(np.asarray(part.convert("L")).mean()), abs=1)
+    assert "The photo is shown in gray." in page.locator("figcaption").first.inner_text()
+    page.keyboard.press("g")
+    settled(page)
+    assert not box.is_checked()
+    assert beside(page).mean((0, 1)) == pytest.approx(np.asarray(part).mean((0, 1)), abs=1)
+    assert "gray" not in page.locator("figcaption").first.inner_text()
+    assert "G switches the photo" in page.locator("footer").inner_text()
+    assert not opened(study, link=page.evaluate("viewer.page.state.link")).get_by_label("gray photo").is_checked()
+
+
+def test_the_photo_keeps_its_colors_where_no_low_values_show_it(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    box = page.get_by_label("gray photo")
+    page.get_by_label("blend", exact=True).select_option("constant")
+    settled(page)
+    assert not box.is_checked()
+    box.check()
+    settled(page)
+    assert state(page, "ground") == "gray"
+    assert "gray" in page.locator("figcaption").first.inner_text()
+    page.get_by_label("opacity").fill("0")
+    settled(page)
+    assert box.is_checked()
+    assert "gray" not in page.locator("figcaption").first.inner_text()
+    page.get_by_label("colors").focus()
+    page.keyboard.press("g")  # letters choose an entry of a list
+    settled(page)
+    assert box.is_checked()
+
+
 def test_sinks_are_ringed_and_can_be_left_out(dinov2: nn.Module, opened: Opened) -> None:
     made = visattn.study(dinov2, "photo:coffee", methods=["rollout"], img_size=(224, 336))
     page = opened(made)
@@ -139,6 +195,40 @@ def test_strongest_keys_are_listed_with_their_values(study: Study, opened: Opene
     best = row.argsort(descending=True, stable=True)[:12].tolist()
     names = ["cls" if token == 0 else f"patch {(token - 1) // 14},{(token - 1) % 14}" for token in best]
     assert [one.split()[0] if one.startswith("cls") else " ".join(one.split()[:2]) for one in shown] == names
+
+
+def test_numbers_of_nearly_even_keys_tell_them_apart(study: Study, opened: Opened) -> None:
+    weights = torch.linspace(0.8, 1.2, 197).div(197).repeat(2, 197, 1)
+    weights[1, 0] = 0.5 ** torch.arange(1, 198)  # a row elsewhere that eight bits keep less exactly
+    record = replace(study[0].recording[0], operator=MatrixOperator(weights[None]))
+    page = opened(Study((replace(study[0], recording=replace(study[0].recording, records=[record]), maps={}, importance=None),)))
+    page.locator("#tab-keys").click()
+    settled(page)
+    shown = [float(text) for text in page.locator(".keys .value").all_inner_texts()]
+    assert len(set(shown)) == 12
+    assert shown == pytest.approx(weights[0, 1].sort(descending=True).values[:12].tolist(), abs=1e-5)
+    assert "each of 197 keys would have 0.0051" in page.locator("#panel-keys").inner_text()
+    page.get_by_label("hide cls").check()
+    settled(page)
+    assert "each of 196 keys would have 0.0051" in page.locator("#panel-keys").inner_text()
+
+
+def test_keys_that_are_patches_show_the_photo_there(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.locator("#tab-keys").click()
+    page.get_by_label("number of keys").fill("50")
+    page.evaluate("viewer.page.state.set({ query: { name: 'cls' }, record: 0, head: 0 })")
+    settled(page)
+    names = page.locator(".keys .key").all_inner_texts()
+    shown = page.locator(".keys .patch").evaluate_all("(all) => all.map((one) => one.firstChild && one.firstChild.toDataURL())")
+    assert [name == "cls" for name in names] == [one is None for one in shown]
+    for name, one in zip(names, shown, strict=True):
+        if one is not None:
+            row, column = map(int, name.split()[1].split(","))
+            seen = view.geometry.patch_box(row, column, (14, 14), view.recording[0].keys.box)
+            part = view.photo.crop((round(seen.left), round(seen.top), round(seen.right), round(seen.bottom)))
+            crop = visattn.load_image(base64.b64decode(one.split(",")[1]))
+            assert np.asarray(crop).mean((0, 1)) == pytest.approx(np.asarray(part).mean((0, 1)), abs=8)
 
 
 def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,8 @@ def test_the_stated_error_bounds_what_was_encoded(operator: Any) -> None:
     assert found.error <= ROWS_LIMIT
     if found.how == "rows" and "codes" in found.arrays:
         weights = torch.stack([operator.block(block)[0] for block in range(3)], 1)
-        decoded = torch.from_numpy(found.arrays["codes"]).float() * torch.from_numpy(found.arrays["scale"])[..., None]
+        scale, low = (torch.from_numpy(found.arrays[name])[..., None] for name in ("scale", "low"))
+        decoded = torch.from_numpy(found.arrays["codes"]).float() * scale + low
         assert float((decoded - weights).abs().max()) == pytest.approx(found.error, abs=1e-7)
 
 
@@ -188,3 +190,24 @@ def test_layers_with_too_many_weights_are_refused() -> None:
     query = torch.zeros(1, 1, 50_000, 1)
     with pytest.raises(OptionError, match="a layer has 2,500,000,000 weights, too many for a page"):
         encoded(SoftmaxOperator(query, query, torch.zeros(1, 1)))
+
+
+NEARLY_EVEN = 1 / 60 + 2e-4 * torch.linspace(-1, 1, 60)
+
+
+@pytest.mark.parametrize(
+    "operator", [MatrixOperator(NEARLY_EVEN.expand(1, 1, 60, 60)), SoftmaxOperator(*torch.randn(2, 1, 1, 600, 8) / 8)]
+)
+def test_no_weight_of_a_row_is_further_off_than_the_page_says(operator: Any, opened: Opened, study: Study) -> None:
+    view, record = study[0], study[0].recording[0]
+    layout = replace(record.queries, prefix=tuple(map(str, range(operator.shape[2]))), grid=())
+    record = replace(record, operator=operator, queries=layout, keys=layout)
+    page = opened(
+        Study((replace(view, recording=replace(view.recording, records=[record], features=[]), maps={}, importance=None),))
+    )
+    for query, row in enumerate(operator.block(0)[0, 0]):
+        shown, error = page.evaluate(
+            "(q) => { const one = viewer.page.record(); return [[...one.row(0, q)], one.errorOf(0, q)]; }", query
+        )
+        assert float((torch.tensor(shown) - row).abs().max()) <= error + 1e-8
+        assert error <= float(row.max()) / 200

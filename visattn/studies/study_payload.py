@@ -8,7 +8,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
@@ -17,7 +17,9 @@ from torch import Tensor
 from visattn._support.checks import printable, shown
 from visattn._support.language import worded
 from visattn._support.names import model_title
+from visattn._support.types import Blend, Ground
 from visattn.core.drawing.colormaps import NAMES, table
+from visattn.core.drawing.style import Style
 from visattn.core.maps import AttentionMap
 from visattn.core.methods.selection import chain, chain_refusal
 from visattn.core.methods.sinks import find_sinks
@@ -69,6 +71,7 @@ class StudyPayload:
             "views": views,
             "layouts": [_layout(layout) for layout in self._layouts],
             "colormaps": {name: base64.b64encode(table(name).tobytes()).decode() for name in NAMES},
+            "gray": {ground: _gray(ground) for ground in get_args(Ground)},
             "chunks": self._arrays.chunks,
         }
 
@@ -177,6 +180,11 @@ def _layout(layout: TokenLayout) -> dict[str, Any]:
         "box": layout.box,
         "holes": layout.holes,
     }
+
+
+def _gray(ground: Ground) -> dict[str, bool]:
+    """Return whether colors lie on the gray photo, by the way of blending."""
+    return {blend: Style(ground=ground, blend=blend).is_gray for blend in get_args(Blend)}
 
 
 def _finite(values: Tensor) -> list[float | None]:

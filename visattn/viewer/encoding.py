@@ -1,6 +1,7 @@
-"""Attention in few bytes: weights by row in eight bits, or queries and keys in sixteen, with the largest error measured over all rows.
+"""Attention in few bytes: rows in eight bits, or queries and keys in sixteen, with the largest error measured over all rows.
 
-A page computes the rows again: `code * scale` of a row, or `softmax(scale * Q K^T)`. Whatever exceeds its limit is kept in more bits.
+A page computes the rows again: `low + code * scale` of a row, from its lowest weight to its highest, or `softmax(scale * Q K^T)`. Whatever
+exceeds its limit is kept in more bits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Encoded:
         how: `rows`, `softmax` or `sampled`.
         arrays: Arrays by name; what each is stands in `visattn/viewer/src/attention.js`, which decodes them.
         error: Largest difference of a decoded weight from the weight.
-        facts: Plain values.
+        facts: Plain values. `relative` is the largest difference over the largest magnitude of its row; rows in eight bits have none, since
+            their scale states how exact they are.
     """
 
     how: str
@@ -67,7 +69,7 @@ def _vectors(operator: SoftmaxOperator, kind: torch.dtype) -> Encoded:
     key = key - key.mean(1, keepdim=True)  # changes no weight, and leaves smaller numbers, which half precision keeps better
     query, key = query.to(kind), key.to(kind)
     rounded = SoftmaxOperator(query[None].float(), key[None].float(), None, operator.scale, dtype=torch.float64)  # as the page
-    error = 0.0
+    error = relative = 0.0
     if kind == torch.float32 and not bool(query.isfinite().all() and key.isfinite().all()):
         raise OptionError(
             "queries or keys are NaN or infinite, so there is nothing to show. Check the model's weights and dtype."
@@ -75,10 +77,18 @@ def _vectors(operator: SoftmaxOperator, kind: torch.dtype) -> Encoded:
     if bool(query.isfinite().all() and key.isfinite().all()):
         for one, other in zip(operator.tiles(), rounded.tiles(), strict=True):
             error = max(error, float((one.weights - other.weights).abs().max()))
+            relative = max(relative, _relative(one.weights, other.weights))
     else:
         error = float("inf")  # the values exceed half precision
     arrays = {"query": query.cpu().numpy(), "key": key.cpu().numpy()}
-    return Encoded("softmax", arrays, error, {"scale": float(operator.scale), "channels": int(query.shape[-1])})
+    facts = {"scale": float(operator.scale), "channels": int(query.shape[-1]), "relative": relative}
+    return Encoded("softmax", arrays, error, facts)
+
+
+def _relative(weights: Tensor, decoded: Tensor) -> float:
+    """Return the largest difference of a weight over the largest magnitude of its row."""
+    differences = (decoded - weights).abs().amax(-1)
+    return float((differences / weights.abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny)).max())
 
 
 def _rows(operator: Operator) -> Encoded:
@@ -90,16 +100,18 @@ def _rows(operator: Operator) -> Encoded:
     weights = weights.nan_to_num(0)  # rows that are padding
     sizes = {"rows": int(weights.shape[2]), "columns": int(weights.shape[3])}
     if bool((weights >= 0).all()):
-        scale = weights.amax(-1) / _MOST
-        codes = (weights / scale.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).round().clamp_(0, _MOST)
-        error = float((codes * scale[..., None] - weights).abs().max())
+        low, high = (side[..., None].float() for side in weights.aminmax(dim=-1))
+        scale = (high - low) / _MOST
+        codes = ((weights - low) / scale.clamp_min(torch.finfo(torch.float32).tiny)).round().clamp_(0, _MOST)
+        error = float((low + codes * scale - weights).abs().max())
         if error <= ROWS_LIMIT:
-            arrays = {"codes": codes.to(torch.uint8).cpu().numpy(), "scale": scale.float().cpu().numpy()}
+            arrays = {name: array[..., 0].cpu().numpy() for name, array in (("scale", scale), ("low", low))}
+            arrays["codes"] = codes.to(torch.uint8).cpu().numpy()
             return Encoded("rows", arrays, error, sizes)
     half = weights.half()
     error = float((half.float() - weights).abs().max())
     if error <= ROWS_LIMIT:
-        return Encoded("rows", {"weights": half.cpu().numpy()}, error, sizes)
+        return Encoded("rows", {"weights": half.cpu().numpy()}, error, sizes | {"relative": _relative(weights, half.float())})
     return Encoded("rows", {"weights": weights.float().cpu().numpy()}, 0.0, sizes)
 
 

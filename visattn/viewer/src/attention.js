@@ -16,6 +16,11 @@ function product(a, i, b, j, length) {
   return s + t + u + v;
 }
 
+// Digits behind the point that an error leaves certain.
+export function digitsFor(error) {
+  return Math.max(2, Math.min(6, Math.floor(-Math.log10(Math.max(error, 1e-7)))));
+}
+
 // One attention call: `row(head, query)` returns the weights of a query on all keys, in the order of the layout of the keys.
 export class Attention {
   constructor(facts, layouts, arrays) {
@@ -29,7 +34,7 @@ export class Attention {
     this.rows ??= this.rowsCount;
     this.columns ??= this.keysCount;
     this.arrays = Object.fromEntries(Object.entries(facts.arrays).map(([name, number]) => [name, arrays[number]]));
-    this.digits = Math.max(2, Math.min(6, Math.floor(-Math.log10(Math.max(facts.error, 1e-7)))));
+    this.digits = digitsFor(facts.error);
     this.place = this.arrays.query_index ? this.#places() : null;
   }
 
@@ -101,13 +106,13 @@ export class Attention {
     const [block, at] = this.#where(query);
     if (at < 0) return;
     const row = head * this.#height + at;
-    const { codes, scale, weights, key_index: keys } = this.arrays;
+    const { codes, low, scale, weights, key_index: keys } = this.arrays;
     const first = row * this.columns;
-    const factor = codes ? scale[row] : 1;
+    const [start, factor] = codes ? [low[row], scale[row]] : [0, 1];
     const source = codes || weights;
     for (let c = 0; c < this.columns; c++) {
       const key = keys ? keys[block * this.columns + c] : c;
-      if (key >= 0) out[key] += source[first + c] * factor;
+      if (key >= 0) out[key] += start + source[first + c] * factor;
     }
   }
 
@@ -134,19 +139,31 @@ export class Attention {
     if (head === "mean") for (let j = 0; j < out.length; j++) out[j] /= this.heads;
     return out;
   }
+
+  // Largest error of a weight in such a row.
+  errorOf(head, query) {
+    if (head === "mean" || head === "max") {
+      const errors = Array.from({ length: this.heads }, (_, h) => this.errorOf(h, query));
+      return head === "max" ? Math.max(...errors) : errors.reduce((a, b) => a + b, 0) / this.heads;
+    }
+    if (this.arrays.codes) return this.arrays.scale[head * this.#height + this.#where(query)[1]] / 2;
+    if (!this.relative) return this.error;
+    const most = this.row(head, query).reduce((a, b) => Math.max(a, Math.abs(b)), 0);
+    return Math.min(this.error, this.relative * most);
+  }
+}
+
+// What some keys leave to the others; 1 if it is nothing to divide by.
+export function leftBy(row, hidden) {
+  const left = row.reduce((sum, weight, j) => (hidden.has(j) ? sum : sum + weight), 0);
+  return left > 0 ? left : 1;
 }
 
 // Row without some keys: they get nothing, and the others share what is left in proportion.
 export function without(row, hidden) {
   if (!hidden.size) return row;
-  const out = Float32Array.from(row);
-  let left = 0;
-  for (let j = 0; j < out.length; j++) {
-    if (hidden.has(j)) out[j] = 0;
-    else left += out[j];
-  }
-  if (left > 0) for (let j = 0; j < out.length; j++) out[j] /= left;
-  return out;
+  const left = leftBy(row, hidden);
+  return row.map((weight, j) => (hidden.has(j) ? 0 : weight / left));
 }
 
 // Cosine similarity of one token with all others.

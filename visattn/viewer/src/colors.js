@@ -69,6 +69,19 @@ function blank(columns, rows) {
   return [inner, pixels];
 }
 
+// A gray copy of a picture. Canvases weigh red, green and blue as static overlays do: 0.3, 0.59 and 0.11.
+export function grayOf(picture) {
+  const canvas = document.createElement("canvas");
+  canvas.width = picture.naturalWidth;
+  canvas.height = picture.naturalHeight;
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  context.globalCompositeOperation = "saturation";
+  context.fillStyle = "#808080";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
 // Draws values of a grid into a rectangle.
 export function drawGrid(context, values, { rows, columns }, range, table, alpha, [x, y, width, height], smooth) {
   const [inner, image] = blank(columns, rows);

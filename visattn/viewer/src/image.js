@@ -1,11 +1,10 @@
 // The photo with the map over it. The pointer selects the query; a click holds it, and the pointer then reads values.
 
-import { drawComponents, drawOver, even, regionOf } from "./colors.js";
+import { drawComponents, drawOver, even, grayOf, regionOf } from "./colors.js";
 import { element, ink, plain, sized } from "./dom.js";
 import { number } from "./page.js";
-import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.js";
+import { boxOnPhoto, cellAt, cellBox, centerOf, nameOf, places, shapeOf } from "./tokens.js";
 
-const MOST_HEIGHT = 640;
 const REST = 250; // milliseconds after which a patch stays the query when the pointer leaves the photo
 
 export class ImagePanel {
@@ -35,6 +34,7 @@ export class ImagePanel {
       element("figcaption", {}, this.title, element("div", { class: "scale" }, this.low, this.bar, this.high), this.reading, this.hint),
     );
     this.pictures = new Map();
+    this.grays = new Map();
     this.pointer = null;
   }
 
@@ -49,20 +49,40 @@ export class ImagePanel {
     return this.pictures.get(view);
   }
 
+  // Draws the photo of a view, once it is there.
+  paint(context, view, width, height, gray) {
+    const picture = this.picture(view);
+    if (!picture.complete || !picture.naturalWidth) return;
+    if (gray && !this.grays.has(view)) this.grays.set(view, grayOf(picture));
+    context.drawImage(gray ? this.grays.get(view) : picture, 0, 0, width, height);
+  }
+
+  // Draws a box of the photo, in its pixels, in its colors.
+  crop(canvas, view, [top, left, bottom, right], side) {
+    const picture = this.picture(view);
+    const [wide, high] = [right - left, bottom - top];
+    const factor = side / Math.max(wide, high);
+    const context = sized(canvas, wide * factor, high * factor);
+    if (!picture.complete || !picture.naturalWidth) return;
+    const inner = picture.naturalWidth / view.size[1];
+    context.drawImage(picture, left * inner, top * inner, wide * inner, high * inner, 0, 0, wide * factor, high * factor);
+  }
+
   draw() {
     const { page } = this;
     const { state } = page;
     const side = this.sideOf();
     const { view } = side;
-    this.hint.textContent = this.#hintFor(view);
     const [high, wide] = view.size;
     const room = Math.max(this.root.clientWidth, 200);
-    this.factor = Math.min(room / wide, MOST_HEIGHT / high);
+    this.factor = Math.min(room / wide, parseFloat(getComputedStyle(this.canvas).maxHeight) / high);
     const [width, height] = [wide * this.factor, high * this.factor];
     const context = sized(this.canvas, width, height);
-    const picture = this.picture(view);
-    if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, width, height);
     const shown = (this.shown = page.shown(side));
+    const range = shown.values && !shown.colored ? page.range(view, shown) : null;
+    const gray = shown.values && page.grayBelow(range);
+    this.paint(context, view, width, height, gray);
+    this.hint.textContent = this.#hintFor(view, gray);
     if (shown.missing || !shown.values) {
       this.title.textContent = plain(shown.missing || `${shown.title}: its keys lie nowhere on the image; see Keys.`);
       this.#scale(null);
@@ -79,7 +99,6 @@ export class ImagePanel {
     if (shown.colored) {
       drawComponents(context, shown.values, { rows, columns }, Math.max(state.get("opacity"), 0.6), area, state.get("smooth"));
     } else {
-      const range = page.range(view, shown);
       const values = frames > 1 ? shown.values.subarray(0, rows * columns) : shown.values;
       drawOver(context, values, { rows, columns }, range, page.table(range[0] < 0), page.alpha, area, state.get("smooth"));
       if (state.get("mass") > 0) this.#outline(context, regionOf(values, state.get("mass")), rows, columns, area);
@@ -93,13 +112,16 @@ export class ImagePanel {
     this.#read();
   }
 
-  #hintFor(view) {
-    const touch = matchMedia("(pointer: coarse)").matches;
-    const rings = this.page.state.get("sinks") && view.sinks.cells.length ? " Rings: sinks, patches that every query attends to." : "";
-    if (!view.attention.length && !view.features) return "";
-    if (touch) return `Tap a patch to choose it.${rings}`;
-    if (this.page.state.get("pinned")) return `The query is held: point to read values; click or press Escape to let it go.${rings}`;
-    return `Rest on a patch to choose it; click to hold it.${rings}`;
+  #hintFor(view, gray) {
+    const rings = this.page.state.get("sinks") && view.sinks.cells.length ? "Rings: sinks, patches that every query attends to." : "";
+    const how = view.attention.length || view.features ? this.#how() : "";
+    return [how, how && rings, gray && "The photo is shown in gray."].filter(Boolean).join(" ");
+  }
+
+  #how() {
+    if (matchMedia("(pointer: coarse)").matches) return "Tap a patch to choose it.";
+    if (this.page.state.get("pinned")) return "The query is held: point to read values; click or press Escape to let it go.";
+    return "Rest on a patch to choose it; click to hold it.";
   }
 
   #outline(context, region, rows, columns, [x, y, width, height]) {
@@ -149,24 +171,23 @@ export class ImagePanel {
     }
   }
 
-  #cell(context, view, layout, [row, column], color, width) {
-    const { rows, columns } = shapeOf(layout);
-    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * this.factor);
-    const [w, h] = [(right - left) / columns, (bottom - top) / rows];
+  #cell(context, view, layout, cell, color, width) {
+    const [top, left, bottom, right] = cellBox(view, layout, cell).map((side) => side * this.factor);
     for (const [line, stroke] of [
       [width + 2, "#000000"],
       [width, color],
     ]) {
       context.lineWidth = line;
       context.strokeStyle = stroke;
-      context.strokeRect(left + column * w, top + row * h, w, h);
+      context.strokeRect(left, top, right - left, bottom - top);
     }
   }
 
   #scale(range, shown) {
     this.bar.hidden = !range || even(range);
-    this.low.textContent = range ? number(range[0], shown.digits) : "";
-    this.high.textContent = range ? `${number(range[1], shown.digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
+    const digits = range && this.page.state.get("scale") === "shared" && shown.record ? shown.record.digits : shown?.digits;
+    this.low.textContent = range ? number(range[0], digits) : "";
+    this.high.textContent = range ? `${number(range[1], digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
     if (!range) return;
     const context = sized(this.bar, 160, 12);
     const table = this.page.table(range[0] < 0);

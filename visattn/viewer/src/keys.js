@@ -2,11 +2,14 @@
 
 import { check, element, plain, redrawn, slider } from "./dom.js";
 import { number } from "./page.js";
-import { nameOf } from "./tokens.js";
+import { cellBox, cellOf, nameOf } from "./tokens.js";
+
+const SIDE = 26; // of a patch
 
 export class Keys {
-  constructor(page) {
+  constructor(page, image) {
     this.page = page;
+    this.image = image;
     this.list = element("ol", { class: "keys", "aria-label": "Strongest keys" });
     this.note = element("p", { class: "soft" });
     this.hide = element("div", { class: "hide" });
@@ -38,7 +41,7 @@ export class Keys {
     const { row, layout } = shown;
     const order = Array.from(row.keys()).sort((a, b) => row[b] - row[a]);
     const most = Math.max(...order.map((token) => Math.abs(row[token]))) || 1;
-    this.note.textContent = plain(`${shown.title}: ${shown.about || ""}`);
+    this.note.textContent = plain(`${shown.title}: ${shown.about || ""}.${shown.record ? this.#even(shown) : ""}`, 300);
     for (const token of order.slice(0, page.state.get("top"))) {
       const bar = element("span", { class: token < layout.prefix.length ? "fill named" : "fill" });
       bar.style.width = `${(100 * Math.abs(row[token])) / most}%`;
@@ -46,6 +49,7 @@ export class Keys {
         element(
           "li",
           {},
+          element("span", { class: "patch", "aria-hidden": "true" }, ...this.#patch(view, layout, token)),
           element("span", { class: "key" }, plain(nameOf(view, layout, token), 60)),
           element("span", { class: "track", "aria-hidden": "true" }, bar),
           element("span", { class: "value" }, number(row[token], shown.digits)),
@@ -54,6 +58,23 @@ export class Keys {
       );
     }
     if (shown.record) this.#hiding(record);
+  }
+
+  // The photo at a patch; nothing at named tokens.
+  #patch(view, layout, token) {
+    const cell = cellOf(layout, token);
+    if (!cell) return [];
+    const canvas = element("canvas");
+    this.image.crop(canvas, view, cellBox(view, layout, cell), SIDE);
+    return [canvas];
+  }
+
+  // What each key would have if all that are not hidden had the same, where weights are shares.
+  #even({ record, row }) {
+    const total = row.reduce((sum, weight) => sum + weight, 0);
+    if (Math.abs(total - 1) > 0.01 || row.some((weight) => weight < 0)) return "";
+    const count = row.length - this.page.hiddenIn(this.page.view, record).size;
+    return ` Shared evenly, each of ${count} keys would have ${(1 / count).toPrecision(2)}.`;
   }
 
   // Checkboxes for the named keys, and one for the sinks.

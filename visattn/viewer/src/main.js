@@ -1,7 +1,7 @@
 // Start of the page: unpack, build the panels, and draw what changed.
 
 import { readAttn } from "./attn.js";
-import { check, choice, element, plain, slider } from "./dom.js";
+import { check, choice, element, plain, put, slider } from "./dom.js";
 import { Heads, ORDERS } from "./heads.js";
 import { ImagePanel } from "./image.js";
 import { Keys } from "./keys.js";
@@ -15,7 +15,9 @@ import { boxOnPhoto } from "./tokens.js";
 import { Words } from "./words.js";
 
 const VERSION = 1;
+const NARROW = matchMedia("(max-width: 900px)"); // as in the style sheet
 const SAID = 8000; // milliseconds that a message stays
+const KEYBOARD = "Keyboard: arrow keys move the query, Enter holds it, Escape lets it go, G switches the photo between gray and its own colors, Tab reaches everything else.";
 const TABS = { heads: "Heads", maps: "Maps", words: "Words", keys: "Keys", lines: "Lines", matrix: "Matrix" };
 
 function firstState(facts) {
@@ -33,6 +35,7 @@ function firstState(facts) {
     colormap: "inferno",
     opacity: 0.7,
     blend: "value",
+    ground: "auto",
     scale: "panel",
     smooth: false,
     mass: 0,
@@ -68,12 +71,13 @@ class Viewer {
       heads: new Heads(page),
       maps: new Maps(page, this.image),
       words: new Words(page, this.image),
-      keys: new Keys(page),
+      keys: new Keys(page, this.image),
       lines: new Lines(page),
       matrix: new Matrix(page),
     };
     this.build();
     page.state.listen((names) => this.changed(names));
+    NARROW.addEventListener("change", () => this.fold());
     let width = 0;
     new ResizeObserver(([entry]) => {
       if (Math.abs(entry.contentRect.width - width) < 1) return; // drawing changes the height
@@ -87,6 +91,7 @@ class Viewer {
     const { state } = page;
     this.title = element("h1");
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Display" });
+    this.display = element("details", {}, element("summary", {}, "Display"), this.controls);
     this.query = element("div", { class: "controls", role: "group", "aria-label": "Query, layer and head" });
     this.said = element("p", { class: "said", role: "status" });
     this.tabs = element(
@@ -103,12 +108,18 @@ class Viewer {
     this.about = element("p", { class: "soft" });
     this.main = element(
       "main",
-      {},
-      element("section", { class: "left", "aria-label": "Image" }, this.query, element("div", { class: "pair" }, this.image.root, this.other.root), this.controls, this.warnings),
+      { class: "study" },
+      element("section", { class: "left", "aria-label": "Image" }, this.query, element("div", { class: "pair" }, this.image.root, this.other.root), this.display, this.warnings),
       element("section", { class: "right", "aria-label": "Panels" }, this.tabs, ...panels),
     );
-    document.body.append(element("header", {}, this.title, this.exports()), this.main, element("footer", {}, this.about, this.said));
+    document.body.append(element("header", {}, this.title, this.exports()), this.main, element("footer", {}, element("p", { class: "soft keyboard" }, KEYBOARD), this.about, this.said));
     this.settings();
+    this.fold();
+  }
+
+  // Where the window is narrow, what is seldom changed is folded away, so that photo and heads are near each other.
+  fold() {
+    this.display.open = !NARROW.matches;
   }
 
   exports() {
@@ -143,9 +154,14 @@ class Viewer {
       choice("colors", maps, state.get("colormap"), set("colormap")),
       choice("scale", [["panel", "each panel its own"], ["shared", "one for all heads"]], state.get("scale"), set("scale")),
       slider("outline of mass", [0, 0.95, 0.05], state.get("mass"), set("mass")),
+      (this.gray = check("gray photo", this.page.gray, (on) => this.ground(on))),
       check("smooth", state.get("smooth"), set("smooth")),
       check("ring sinks", state.get("sinks"), set("sinks")),
     );
+  }
+
+  ground(gray) {
+    this.page.state.set({ ground: gray ? "gray" : "photo" });
   }
 
   // Choices of query, layer and head, which depend on the view.
@@ -226,6 +242,7 @@ class Viewer {
     const moved = names && [...names].every((name) => name === "query");
     if (!moved) {
       this.choices();
+      put(this.gray, page.gray);
       this.title.textContent = plain(view.title, 160);
       this.warnings.replaceChildren(...view.warnings.map((text) => element("li", {}, plain(text, 400))));
       const worst = Math.max(0, ...view.attention.map((one) => one.error));
@@ -266,6 +283,12 @@ class Viewer {
     const next = names[(names.indexOf(this.page.state.get("tab")) + step + names.length) % names.length];
     this.choose(next);
     document.getElementById(`tab-${next}`).focus();
+  }
+
+  // Keys that work wherever the focus is; in a list, letters choose its entries.
+  pressed(event) {
+    if (event.key === "Escape") this.page.state.set({ pinned: false });
+    else if (event.key === "g" && !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT") this.ground(!this.page.gray);
   }
 
   // Panels about attention show it on the image too.
@@ -362,24 +385,24 @@ function mount(facts, arrays, link) {
 
 function build(facts, arrays, link) {
   const state = new State(firstState(facts));
-  Object.assign(state.values, sound(state.read(link), facts.colormaps));
+  Object.assign(state.values, sound(state.read(link), facts));
   const made = new Viewer(new Page(facts, arrays, state));
   made.draw();
   window.viewer = made;
 }
 
 // What a link says, without panels, colors and other choices that do not exist.
-function sound(said, colormaps) {
-  const known = { tab: Object.keys(TABS), colormap: Object.keys(colormaps), blend: ["value", "constant"], scale: ["panel", "shared"], sort: ORDERS.map(([name]) => name) };
+function sound(said, { colormaps, gray }) {
+  const known = { tab: Object.keys(TABS), colormap: Object.keys(colormaps), blend: ["value", "constant"], ground: Object.keys(gray), scale: ["panel", "shared"], sort: ORDERS.map(([name]) => name) };
   for (const [name, values] of Object.entries(known)) if (said[name] !== undefined && !values.includes(said[name])) delete said[name];
   return said;
 }
 
 // Opens a study that somebody chose or dropped; if it is none, the page stays as it is and says why.
-async function open(file, colormaps) {
+async function open(file, { colormaps, gray }) {
   try {
     const [facts, arrays] = await readAttn(await file.arrayBuffer());
-    mount({ ...facts, colormaps }, arrays, "");
+    mount({ ...facts, colormaps, gray }, arrays, "");
     window.viewer.say(`Opened ${plain(file.name, 60)}.`);
   } catch (error) {
     window.viewer.say(plain(`${file.name}: not a study (${error.message.split("\n")[0]})`, 300));
@@ -397,20 +420,20 @@ async function start() {
   const follow = (link) => {
     const { state } = window.viewer.page;
     if (link === state.link) return;
-    state.set(sound(state.read(link), facts.colormaps));
+    state.set(sound(state.read(link), facts));
     window.viewer.settings();
   };
   window.addEventListener("hashchange", () => follow(location.hash.slice(1)));
   window.addEventListener("message", (event) => {
     if (event.source === window.parent && event.source !== window && typeof event.data?.visattn === "string") follow(event.data.visattn);
   });
-  window.addEventListener("keydown", (event) => event.key === "Escape" && window.viewer.page.state.set({ pinned: false }));
+  window.addEventListener("keydown", (event) => window.viewer.pressed(event));
   window.addEventListener("dragover", (event) => event.preventDefault());
   window.addEventListener("drop", (event) => {
     event.preventDefault();
-    if (event.dataTransfer.files.length) open(event.dataTransfer.files[0], facts.colormaps);
+    if (event.dataTransfer.files.length) open(event.dataTransfer.files[0], facts);
   });
-  window.addEventListener("visattn-open", (event) => open(event.detail, facts.colormaps));
+  window.addEventListener("visattn-open", (event) => open(event.detail, facts));
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -63,18 +63,21 @@ export class Maps {
     const { page } = this;
     const [high, wide] = view.size;
     const factor = Math.min(WIDTH / wide, WIDTH / high);
-    const context = sized(canvas, wide * factor, high * factor);
-    const picture = this.image.picture(view);
-    if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, wide * factor, high * factor);
+    const [width, height] = [wide * factor, high * factor];
+    const context = sized(canvas, width, height);
     const shown = page.shown(page.first, name);
-    if (shown.missing || !shown.values) return;
+    if (!shown.values) {
+      this.image.paint(context, view, width, height, false);
+      return;
+    }
+    const colored = map && map.colored;
     const shape = shapeOf(shown.layout);
+    const values = colored ? shown.values : shown.values.subarray(0, shape.rows * shape.columns);
+    const range = colored ? null : rangeOf(values, shown.signed);
+    this.image.paint(context, view, width, height, page.grayBelow(range));
     const [top, left, bottom, right] = boxOnPhoto(view, shown.layout).map((side) => side * factor);
     const area = [left, top, right - left, bottom - top];
-    if (map && map.colored) drawComponents(context, shown.values, shape, 0.8, area, false);
-    else {
-      const values = shown.values.subarray(0, shape.rows * shape.columns);
-      drawOver(context, values, shape, rangeOf(values, shown.signed), page.table(shown.signed), page.alpha, area, false);
-    }
+    if (colored) drawComponents(context, values, shape, 0.8, area, false);
+    else drawOver(context, values, shape, range, page.table(shown.signed), page.alpha, area, false);
   }
 }

@@ -3,7 +3,7 @@
 import { drawGrid, rangeOf } from "./colors.js";
 import { element, plain, put, sized, slider } from "./dom.js";
 import { number } from "./page.js";
-import { centerOf, nameOf, places, shapeOf } from "./tokens.js";
+import { cellOf, centerOf, nameOf } from "./tokens.js";
 
 const MOST = 3000; // queries and keys
 
@@ -86,7 +86,7 @@ export class Matrix {
     if (!at) return;
     const { record, query, key } = at;
     const view = this.page.view;
-    const value = number(this.weights[query * record.keysCount + key], record.digits);
+    const value = number(this.weights[query * record.keysCount + key], this.page.digitsAt(view, record, this.head, query));
     this.reading.textContent = plain(`${nameOf(view, record.queryLayout, query)} to ${nameOf(view, record.keyLayout, key)}: ${value}`);
   }
 
@@ -99,9 +99,7 @@ export class Matrix {
       this.page.state.set({ query: { name }, pinned: true });
       return;
     }
-    const cell = places(layout).cells[at.query - layout.prefix.length];
-    const { rows, columns } = shapeOf(layout);
-    if (cell >= rows * columns) return; // of a later frame; a query is a point of the first
-    this.page.state.set({ query: centerOf(this.page.view, layout, Math.floor(cell / columns), cell % columns), pinned: true });
+    const cell = cellOf(layout, at.query);
+    if (cell) this.page.state.set({ query: centerOf(this.page.view, layout, ...cell), pinned: true });
   }
 }

@@ -1,7 +1,7 @@
 // The study in the page, and what the state selects of it.
 
-import { Attention, similarities, without } from "./attention.js";
-import { Colors, rangeOf } from "./colors.js";
+import { Attention, digitsFor, leftBy, similarities, without } from "./attention.js";
+import { Colors, even, rangeOf } from "./colors.js";
 import { nameOf, onGrid, places, shapeOf, sizeOf, tokenOf } from "./tokens.js";
 
 // What the page computes itself; no map of a study begins so.
@@ -17,8 +17,11 @@ export class Page {
     this.arrays = arrays;
     this.views = facts.views.map((view) => ({ ...view, attention: view.records.map((one) => new Attention(one, this.layouts, arrays)) }));
     this.rows = new Map();
+    this.digits = new Map();
     state.listen((names) => {
-      if (["query", "hidden", "record", "view"].some((name) => names.has(name))) this.rows.clear();
+      if (!["query", "hidden", "record", "view"].some((name) => names.has(name))) return;
+      this.rows.clear();
+      this.digits.clear();
     });
   }
 
@@ -64,12 +67,30 @@ export class Page {
 
   // Weights of the query on all keys, or null if the layer has no such query. Rows are kept until the query changes.
   row(view, record, head) {
-    const key = `${this.views.indexOf(view)} ${view.attention.indexOf(record)} ${head}`;
+    const key = this.#key(view, record, head);
     if (!this.rows.has(key)) {
       const token = this.token(view, record.queryLayout);
       this.rows.set(key, token < 0 ? null : this.rowOf(view, record, head, token));
     }
     return this.rows.get(key);
+  }
+
+  // Digits that are certain in the row of the query; kept as rows are.
+  digitsOf(view, record, head) {
+    const key = this.#key(view, record, head);
+    if (!this.digits.has(key)) this.digits.set(key, this.digitsAt(view, record, head, this.token(view, record.queryLayout)));
+    return this.digits.get(key);
+  }
+
+  // Digits that are certain in the row of any query token. Where hidden keys leave little to the others, its errors grow too.
+  digitsAt(view, record, head, token) {
+    const hidden = this.hiddenIn(view, record);
+    const left = hidden.size ? leftBy(record.fused(head, token), hidden) : 1;
+    return digitsFor(record.errorOf(head, token) / left);
+  }
+
+  #key(view, record, head) {
+    return `${this.views.indexOf(view)} ${view.attention.indexOf(record)} ${head}`;
   }
 
   // Weights of any query token; hidden keys get nothing.
@@ -120,7 +141,7 @@ export class Page {
       row,
       record,
       signed: row.some((value) => value < 0),
-      digits: record.digits,
+      digits: this.digitsOf(view, record, head),
       title: `${record.layer}, ${record.nameOf(head)}`,
       about: [`attention of ${this.queryName(view, record.queryLayout)}`, frameOf(layout), this.#hiddenSaid(view, record)].filter(Boolean).join(", "),
     };
@@ -165,6 +186,16 @@ export class Page {
   get alpha() {
     const opacity = this.state.get("opacity");
     return this.state.get("blend") === "value" ? (part) => opacity * Math.sqrt(part) : () => opacity;
+  }
+
+  // Whether colors lie on the gray photo; visattn says when that is so by itself.
+  get gray() {
+    return this.facts.gray[this.state.get("ground")][this.state.get("blend")];
+  }
+
+  // Whether the photo is gray below a map of this range, or below components, which have none. It is as it is where no colors are drawn.
+  grayBelow(range) {
+    return this.gray && (!range || (this.state.get("opacity") > 0 && !even(range)));
   }
 
   // Rank of a token among the values of a row, from 1.

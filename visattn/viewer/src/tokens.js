@@ -67,11 +67,25 @@ export function tokenOf(view, layout, query) {
   return cell ? places(layout).tokens[cell[0] * shapeOf(layout).columns + cell[1]] : -1;
 }
 
-// Center of a cell, in pixels of the photo.
-export function centerOf(view, layout, row, column) {
+// Box of a cell, in pixels of the photo.
+export function cellBox(view, layout, [row, column]) {
   const { rows, columns } = shapeOf(layout);
   const [top, left, bottom, right] = boxOnPhoto(view, layout);
-  return { y: top + ((row + 0.5) / rows) * (bottom - top), x: left + ((column + 0.5) / columns) * (right - left) };
+  const [high, wide] = [(bottom - top) / rows, (right - left) / columns];
+  return [top + row * high, left + column * wide, top + (row + 1) * high, left + (column + 1) * wide];
+}
+
+// Row and column of a token of the photo, or null: a named token, or one of a later frame.
+export function cellOf(layout, token) {
+  const { rows, columns } = shapeOf(layout);
+  const cell = places(layout).cells[token - layout.prefix.length];
+  return cell < rows * columns ? [Math.floor(cell / columns), cell % columns] : null;
+}
+
+// Center of a cell, in pixels of the photo.
+export function centerOf(view, layout, row, column) {
+  const [top, left, bottom, right] = cellBox(view, layout, [row, column]);
+  return { y: (top + bottom) / 2, x: (left + right) / 2 };
 }
 
 // Name of a token for people: `cls`, the word, or `patch 3,7`.

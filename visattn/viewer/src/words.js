@@ -52,15 +52,15 @@ export class Words {
     const [high, wide] = view.size;
     const factor = Math.min(WIDTH / wide, WIDTH / high);
     const context = sized(canvas, wide * factor, high * factor);
-    const picture = this.image.picture(view);
-    if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, wide * factor, high * factor);
     const layout = record.keyLayout;
-    if (!layout.grid.length) return;
     const { rows, columns } = shapeOf(layout);
     const values = onGrid(layout, this.page.rowOf(view, record, this.page.head(record), token)).subarray(0, rows * columns);
-    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * factor);
     const signed = values.some((value) => value < 0);
+    const range = rangeOf(values, signed);
+    this.image.paint(context, view, wide * factor, high * factor, layout.grid.length && this.page.grayBelow(range));
+    if (!layout.grid.length) return;
+    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * factor);
     const area = [left, top, right - left, bottom - top];
-    drawOver(context, values, { rows, columns }, rangeOf(values, signed), this.page.table(signed), this.page.alpha, area, false);
+    drawOver(context, values, { rows, columns }, range, this.page.table(signed), this.page.alpha, area, false);
   }
 }
