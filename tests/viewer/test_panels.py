@@ -122,7 +122,7 @@ def beside(page: Page) -> NDArray[np.uint8]:
 
 def test_colors_lie_on_the_gray_photo_as_in_static_overlays(study: Study, opened: Opened) -> None:
     page, view = opened(study), study[0]
-    grays = page.evaluate("viewer.page.facts.gray")
+    grays = page.evaluate("viewer.page.facts.look.gray")
     for ground in get_args(Ground):
         for blend in ("value", "constant"):
             assert grays[ground][blend] == Style(ground=ground, blend=blend).is_gray

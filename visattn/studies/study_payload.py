@@ -19,7 +19,7 @@ from visattn._support.language import worded
 from visattn._support.names import model_title
 from visattn._support.types import Blend, Ground
 from visattn.core.drawing.colormaps import NAMES, table
-from visattn.core.drawing.style import Style
+from visattn.core.drawing.style import COMPONENTS, Style
 from visattn.core.maps import AttentionMap
 from visattn.core.methods.selection import chain, chain_refusal
 from visattn.core.methods.sinks import find_sinks
@@ -71,7 +71,7 @@ class StudyPayload:
             "views": views,
             "layouts": [_layout(layout) for layout in self._layouts],
             "colormaps": {name: base64.b64encode(table(name).tobytes()).decode() for name in NAMES},
-            "gray": {ground: _gray(ground) for ground in get_args(Ground)},
+            "look": _look(),
             "chunks": self._arrays.chunks,
         }
 
@@ -141,6 +141,7 @@ class StudyPayload:
             "meaning": shown.meaning,
             "about": ", ".join([*classes, *([f"layer {shown.facts.layer}"] if shown.facts.layer else []), *averaged]),
             "signed": one.signed,
+            "pixelwise": shown.facts.pixelwise,
             "colored": colored,
             "layout": self._number(shown.layout),
             "values": self._arrays.add(np.ascontiguousarray(values)),
@@ -182,9 +183,15 @@ def _layout(layout: TokenLayout) -> dict[str, Any]:
     }
 
 
-def _gray(ground: Ground) -> dict[str, bool]:
-    """Return whether colors lie on the gray photo, by the way of blending."""
-    return {blend: Style(ground=ground, blend=blend).is_gray for blend in get_args(Blend)}
+def _look() -> dict[str, Any]:
+    """Return what static overlays do by themselves: their opacity, and whether colors lie on the gray photo, by ground and blending."""
+    return {
+        "opacity": Style().opacity,
+        "gray": {
+            ground: {blend: Style(ground=ground, blend=blend).is_gray for blend in get_args(Blend)} for ground in get_args(Ground)
+        },
+        "components": {"opacity": COMPONENTS.opacity, "gray": COMPONENTS.is_gray},
+    }
 
 
 def _finite(values: Tensor) -> list[float | None]:

@@ -26,7 +26,7 @@ from visattn.core.drawing.layers import layer_between
 from visattn.core.drawing.marks import WHITE, inside_only, outline, ring
 from visattn.core.drawing.pictures import Picture, carrying, to_png
 from visattn.core.drawing.shared_pixels import shared_pixels
-from visattn.core.drawing.style import Style
+from visattn.core.drawing.style import COMPONENTS, Style
 from visattn.core.drawing.style_options import ColorOptions
 from visattn.core.geometry import Box
 from visattn.core.images.sources import as_image
@@ -225,7 +225,7 @@ def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, floa
             array[rows, columns, channel] = 0
     array[rows, columns][holes] = _hatch(inner, holes)
     how = "percentile of each component" if ranges is None else "the same range for several pictures, each component"
-    drawing = {"opacity": 1.0, "blend": "constant", "colormap": "components as red, green and blue"}
+    drawing = {"opacity": COMPONENTS.opacity, "blend": COMPONENTS.blend, "colormap": "components as red, green and blue"}
     return carrying(Image.fromarray(array), heat.provenance.but(normalization=how, drawing=drawing))
 
 

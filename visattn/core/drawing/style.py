@@ -18,7 +18,7 @@ from visattn._support.types import Blend, Ground, Interpolation, Normalization
 from visattn.core.drawing import colormaps
 from visattn.errors import OptionError
 
-__all__ = ["Style"]
+__all__ = ["COMPONENTS", "Style"]
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,6 @@ class Style:
         ground = "gray" if self.is_gray else "photo"
         made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines, "blend": blend, "ground": ground}
         return {name: value for name, value in made.items() if name not in ("normalize", "interpolation")}
+
+
+COMPONENTS = Style(opacity=1, blend="constant")  # three components are colors already

@@ -271,7 +271,9 @@ class Reader {
     const mean = new Float32Array(cells);
     if (!colored) for (let i = 0; i < cells * panels; i++) mean[i % cells] += values[i] / panels;
     const shown = colored ? values : mean;
-    return { name, meaning: map.meaning, about: "", signed: Boolean(map.signed) || shown.some((value) => value < 0), colored, layout: this.layout(map.layout), values: this.kept(shown) };
+    const { pixelwise, interval } = map.facts ?? {};
+    const signed = Boolean(map.signed) || (!interval && shown.some((value) => value < 0));
+    return { name, meaning: map.meaning, about: "", signed, pixelwise: Boolean(pixelwise), colored, layout: this.layout(map.layout), values: this.kept(shown) };
   }
 
   features(view, first) {

@@ -181,7 +181,7 @@ export class Heads {
     const [w, h] = [columns * scale, rows * scale];
     const signed = range ? range[0] < 0 : values.some((value) => value < 0);
     const area = [x + (side - w) / 2, y + (tall - h) / 2, w, h];
-    drawGrid(context, values, { rows, columns }, range || rangeOf(values, signed), this.page.table(signed), () => 1, area, false);
+    drawGrid(context, values, { rows, columns }, range || rangeOf(values, signed, record.how === "sampled"), this.page.table(signed), () => 1, area, false);
   }
 
   // Keys that lie nowhere on the image: one bar each.

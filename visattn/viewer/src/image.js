@@ -1,6 +1,6 @@
 // The photo with the map over it. The pointer selects the query; a click holds it, and the pointer then reads values.
 
-import { drawComponents, drawOver, even, grayOf, regionOf } from "./colors.js";
+import { drawComponents, drawGrid, even, grayOf, hatch, regionOf } from "./colors.js";
 import { element, ink, plain, sized } from "./dom.js";
 import { number } from "./page.js";
 import { boxOnPhoto, cellAt, cellBox, centerOf, nameOf, places, shapeOf } from "./tokens.js";
@@ -57,6 +57,22 @@ export class ImagePanel {
     context.drawImage(gray ? this.grays.get(view) : picture, 0, 0, width, height);
   }
 
+  // Draws the photo of a view and a map over it, as static overlays do.
+  over(context, view, shown, range, factor, smooth) {
+    const { page } = this;
+    const [height, width] = view.size.map((side) => side * factor);
+    this.paint(context, view, width, height, page.grayBelow(shown, range));
+    if (!page.drawn(shown, range)) return;
+    const shape = shapeOf(shown.layout);
+    const [top, left, bottom, right] = boxOnPhoto(view, shown.layout).map((side) => side * factor);
+    const area = [left, top, right - left, bottom - top];
+    const signed = !shown.colored && page.signed(shown, range);
+    const first = shown.values.subarray(0, shape.rows * shape.columns); // frame or component
+    if (shown.colored) drawComponents(context, shown.values, shape, page.facts.look.components.opacity, area);
+    else drawGrid(context, first, shape, range, page.table(signed), page.alpha(signed), area, smooth);
+    hatch(context, first, shape, area, factor);
+  }
+
   // Draws a box of the photo, in its pixels, in its colors.
   crop(canvas, view, [top, left, bottom, right], side) {
     const picture = this.picture(view);
@@ -80,42 +96,31 @@ export class ImagePanel {
     const context = sized(this.canvas, width, height);
     const shown = (this.shown = page.shown(side));
     const range = shown.values && !shown.colored ? page.range(view, shown) : null;
-    const gray = shown.values && page.grayBelow(range);
-    this.paint(context, view, width, height, gray);
-    this.hint.textContent = this.#hintFor(view, gray);
+    this.over(context, view, shown, range, this.factor, state.get("smooth"));
+    this.hint.textContent = this.#hintFor(view, shown, range);
     if (shown.missing || !shown.values) {
       this.title.textContent = plain(shown.missing || `${shown.title}: its keys lie nowhere on the image; see Keys.`);
       this.#scale(null);
       this.#read();
       return;
     }
-    const { frames, rows, columns } = shapeOf(shown.layout);
+    const { rows, columns } = shapeOf(shown.layout);
     const [top, left, bottom, right] = boxOnPhoto(view, shown.layout).map((side) => side * this.factor);
-    context.save();
-    context.beginPath();
-    context.rect(0, 0, width, height);
-    context.clip();
     const area = [left, top, right - left, bottom - top];
-    if (shown.colored) {
-      drawComponents(context, shown.values, { rows, columns }, Math.max(state.get("opacity"), 0.6), area, state.get("smooth"));
-    } else {
-      const values = frames > 1 ? shown.values.subarray(0, rows * columns) : shown.values;
-      drawOver(context, values, { rows, columns }, range, page.table(range[0] < 0), page.alpha, area, state.get("smooth"));
-      if (state.get("mass") > 0) this.#outline(context, regionOf(values, state.get("mass")), rows, columns, area);
-      this.#scale(range, shown);
-    }
-    context.restore();
-    if (shown.colored) this.#scale(null);
+    if (!shown.colored && state.get("mass") > 0) this.#outline(context, regionOf(shown.values.subarray(0, rows * columns), state.get("mass")), rows, columns, area);
+    this.#scale(range, shown);
     this.#marks(context, view, shown);
     const which = page.views[state.get("compare")] && page.second.view !== page.view ? [view.title] : [];
     this.title.textContent = plain([...which, shown.title, ...(shown.about ? [shown.about] : [])].join(": "), 240);
     this.#read();
   }
 
-  #hintFor(view, gray) {
+  #hintFor(view, shown, range) {
     const rings = this.page.state.get("sinks") && view.sinks.cells.length ? "Rings: sinks, patches that every query attends to." : "";
     const how = view.attention.length || view.features ? this.#how() : "";
-    return [how, how && rings, gray && "The photo is shown in gray."].filter(Boolean).join(" ");
+    const gray = this.page.grayBelow(shown, range) && "The photo is shown in gray.";
+    const own = shown.colored && "Red, green and blue are three components; no setting changes them.";
+    return [how, how && rings, gray, own].filter(Boolean).join(" ");
   }
 
   #how() {
@@ -165,7 +170,7 @@ export class ImagePanel {
       const at = centerOf(view, own, row, column);
       context.beginPath();
       context.arc(at.x * this.factor, at.y * this.factor, (0.75 * this.factor * (bottom - top)) / shapeOf(own).rows, 0, 2 * Math.PI);
-      context.strokeStyle = "#00e5ff";
+      context.strokeStyle = "#00e6ff";
       context.lineWidth = 2;
       context.stroke();
     }
@@ -190,7 +195,7 @@ export class ImagePanel {
     this.high.textContent = range ? `${number(range[1], digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
     if (!range) return;
     const context = sized(this.bar, 160, 12);
-    const table = this.page.table(range[0] < 0);
+    const table = this.page.table(this.page.signed(shown, range));
     for (let x = 0; x < 160; x++) {
       const at = 3 * Math.round((x / 159) * 255);
       context.fillStyle = `rgb(${table[at]},${table[at + 1]},${table[at + 2]})`;

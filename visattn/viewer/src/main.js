@@ -33,7 +33,7 @@ function firstState(facts) {
     query: named ? { name: layout.prefix[0] } : { y: (top + bottom) / 2, x: (left + right) / 2 },
     map: view.records.length || !view.maps.length ? ATTENTION : view.maps[0].name,
     colormap: "inferno",
-    opacity: 0.7,
+    opacity: facts.look.opacity,
     blend: "value",
     ground: "auto",
     scale: "panel",
@@ -392,17 +392,17 @@ function build(facts, arrays, link) {
 }
 
 // What a link says, without panels, colors and other choices that do not exist.
-function sound(said, { colormaps, gray }) {
-  const known = { tab: Object.keys(TABS), colormap: Object.keys(colormaps), blend: ["value", "constant"], ground: Object.keys(gray), scale: ["panel", "shared"], sort: ORDERS.map(([name]) => name) };
+function sound(said, { colormaps, look }) {
+  const known = { tab: Object.keys(TABS), colormap: Object.keys(colormaps), blend: ["value", "constant"], ground: Object.keys(look.gray), scale: ["panel", "shared"], sort: ORDERS.map(([name]) => name) };
   for (const [name, values] of Object.entries(known)) if (said[name] !== undefined && !values.includes(said[name])) delete said[name];
   return said;
 }
 
 // Opens a study that somebody chose or dropped; if it is none, the page stays as it is and says why.
-async function open(file, { colormaps, gray }) {
+async function open(file, { colormaps, look }) {
   try {
     const [facts, arrays] = await readAttn(await file.arrayBuffer());
-    mount({ ...facts, colormaps, gray }, arrays, "");
+    mount({ ...facts, colormaps, look }, arrays, "");
     window.viewer.say(`Opened ${plain(file.name, 60)}.`);
   } catch (error) {
     window.viewer.say(plain(`${file.name}: not a study (${error.message.split("\n")[0]})`, 300));

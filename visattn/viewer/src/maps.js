@@ -1,9 +1,8 @@
 // Maps that Python computed, beside the raw attention, and the predicted classes.
 
-import { drawComponents, drawOver, rangeOf } from "./colors.js";
+import { rangeOf } from "./colors.js";
 import { element, plain, radioKey, sized } from "./dom.js";
 import { ATTENTION, SIMILARITY } from "./page.js";
-import { boxOnPhoto, shapeOf } from "./tokens.js";
 
 const WIDTH = 150;
 
@@ -55,29 +54,17 @@ export class Maps {
       element("span", { class: "name" }, plain(map ? name : name.slice(1), 60)),
       element("span", { class: "soft" }, plain(about, 80)),
     );
-    this.#thumbnail(canvas, view, name, map);
+    this.#thumbnail(canvas, view, name);
     return entry;
   }
 
-  #thumbnail(canvas, view, name, map) {
+  #thumbnail(canvas, view, name) {
     const { page } = this;
     const [high, wide] = view.size;
     const factor = Math.min(WIDTH / wide, WIDTH / high);
-    const [width, height] = [wide * factor, high * factor];
-    const context = sized(canvas, width, height);
+    const context = sized(canvas, wide * factor, high * factor);
     const shown = page.shown(page.first, name);
-    if (!shown.values) {
-      this.image.paint(context, view, width, height, false);
-      return;
-    }
-    const colored = map && map.colored;
-    const shape = shapeOf(shown.layout);
-    const values = colored ? shown.values : shown.values.subarray(0, shape.rows * shape.columns);
-    const range = colored ? null : rangeOf(values, shown.signed);
-    this.image.paint(context, view, width, height, page.grayBelow(range));
-    const [top, left, bottom, right] = boxOnPhoto(view, shown.layout).map((side) => side * factor);
-    const area = [left, top, right - left, bottom - top];
-    if (colored) drawComponents(context, values, shape, 0.8, area, false);
-    else drawOver(context, values, shape, range, page.table(shown.signed), page.alpha, area, false);
+    const range = shown.values && !shown.colored ? rangeOf(shown.values, shown.signed, shown.pixelwise) : null;
+    this.image.over(context, view, shown, range, factor, false);
   }
 }

@@ -1,6 +1,6 @@
 // Query x key matrix of one head. The pointer reads a weight; a click asks for its query.
 
-import { drawGrid, rangeOf } from "./colors.js";
+import { drawGrid, extentOf } from "./colors.js";
 import { element, plain, put, sized, slider } from "./dom.js";
 import { number } from "./page.js";
 import { cellOf, centerOf, nameOf } from "./tokens.js";
@@ -36,7 +36,7 @@ export class Matrix {
       this.head = head;
       this.weights = new Float32Array(record.rowsCount * record.keysCount);
       for (let query = 0; query < record.rowsCount; query++) this.weights.set(this.page.rowOf(this.page.view, record, head, query), query * record.keysCount);
-      this.range = rangeOf(this.weights, this.weights.some((value) => value < 0));
+      this.range = extentOf(this.weights, this.weights.some((value) => value < 0));
     }
     return this.weights;
   }

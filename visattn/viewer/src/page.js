@@ -1,7 +1,7 @@
 // The study in the page, and what the state selects of it.
 
 import { Attention, digitsFor, leftBy, similarities, without } from "./attention.js";
-import { Colors, even, rangeOf } from "./colors.js";
+import { Colors, even, extentOf, rangeOf } from "./colors.js";
 import { nameOf, onGrid, places, shapeOf, sizeOf, tokenOf } from "./tokens.js";
 
 // What the page computes itself; no map of a study begins so.
@@ -122,7 +122,7 @@ export class Page {
     const map = view.maps.find((one) => one.name === chosen);
     if (map) {
       const values = this.arrays[map.values];
-      return { values, layout: this.layouts[map.layout], signed: map.signed, colored: map.colored, digits: digitsOf(values), title: map.name, about: [map.about, frameOf(this.layouts[map.layout])].filter(Boolean).join(", ") };
+      return { values, layout: this.layouts[map.layout], signed: map.signed, pixelwise: map.pixelwise, colored: map.colored, digits: digitsOf(values), title: map.name, about: [map.about, frameOf(this.layouts[map.layout])].filter(Boolean).join(", ") };
     }
     if (chosen === SIMILARITY && view.features) {
       const layout = this.layouts[view.features.layout];
@@ -141,6 +141,7 @@ export class Page {
       row,
       record,
       signed: row.some((value) => value < 0),
+      pixelwise: record.how === "sampled",
       digits: this.digitsOf(view, record, head),
       title: `${record.layer}, ${record.nameOf(head)}`,
       about: [`attention of ${this.queryName(view, record.queryLayout)}`, frameOf(layout), this.#hiddenSaid(view, record)].filter(Boolean).join(", "),
@@ -159,7 +160,12 @@ export class Page {
 
   // Range of colors: of the panel alone, or of all heads of the views that are shown.
   range(view, shown) {
-    return this.state.get("scale") === "shared" && shown.record ? this.shared() : rangeOf(shown.values, shown.signed);
+    return this.state.get("scale") === "shared" && shown.record ? this.shared() : rangeOf(shown.values, shown.signed, shown.pixelwise);
+  }
+
+  // Whether colors of a range are those of signed values; a range for all heads may be, where the head has no value below zero.
+  signed(shown, range) {
+    return shown.record ? range[0] < 0 : shown.signed;
   }
 
   shared() {
@@ -182,20 +188,26 @@ export class Page {
     return (signed) => this.colors.of(this.state.get("colormap"), signed);
   }
 
-  // Opacity of a value between 0 and 1.
-  get alpha() {
+  // Opacity of a value between 0 and 1; it follows the magnitude of signed ones.
+  alpha(signed) {
     const opacity = this.state.get("opacity");
-    return this.state.get("blend") === "value" ? (part) => opacity * Math.sqrt(part) : () => opacity;
+    if (this.state.get("blend") !== "value") return () => opacity;
+    return signed ? (part) => opacity * Math.abs(2 * part - 1) : (part) => opacity * part;
   }
 
   // Whether colors lie on the gray photo; visattn says when that is so by itself.
   get gray() {
-    return this.facts.gray[this.state.get("ground")][this.state.get("blend")];
+    return this.facts.look.gray[this.state.get("ground")][this.state.get("blend")];
   }
 
-  // Whether the photo is gray below a map of this range, or below components, which have none. It is as it is where no colors are drawn.
-  grayBelow(range) {
-    return this.gray && (!range || (this.state.get("opacity") > 0 && !even(range)));
+  // Whether a map gets colors: components always do.
+  drawn(shown, range) {
+    return Boolean(shown.values) && (Boolean(shown.colored) || (this.state.get("opacity") > 0 && !even(range)));
+  }
+
+  // Whether the photo is gray below a map. It is as it is where no colors are drawn.
+  grayBelow(shown, range) {
+    return this.drawn(shown, range) && (shown.colored ? this.facts.look.components.gray : this.gray);
   }
 
   // Rank of a token among the values of a row, from 1.
@@ -212,7 +224,7 @@ export class Page {
 
 // Digits that tell values of a map apart.
 function digitsOf(values) {
-  const [low, high] = rangeOf(values, false);
+  const [low, high] = extentOf(values, false);
   const most = Math.max(Math.abs(low), Math.abs(high));
   return most > 0 ? Math.min(Math.max(2 - Math.floor(Math.log10(most)), 0), 9) : 2;
 }

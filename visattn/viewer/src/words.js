@@ -1,8 +1,8 @@
 // Words, object queries and other named queries of the layer: one small map each, in their order.
 
-import { drawOver, rangeOf } from "./colors.js";
+import { rangeOf } from "./colors.js";
 import { element, plain, radioKey, sized } from "./dom.js";
-import { boxOnPhoto, nameOf, onGrid, shapeOf } from "./tokens.js";
+import { nameOf, onGrid, shapeOf } from "./tokens.js";
 
 const WIDTH = 110;
 const MOST = 60; // tiles
@@ -56,11 +56,7 @@ export class Words {
     const { rows, columns } = shapeOf(layout);
     const values = onGrid(layout, this.page.rowOf(view, record, this.page.head(record), token)).subarray(0, rows * columns);
     const signed = values.some((value) => value < 0);
-    const range = rangeOf(values, signed);
-    this.image.paint(context, view, wide * factor, high * factor, layout.grid.length && this.page.grayBelow(range));
-    if (!layout.grid.length) return;
-    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * factor);
-    const area = [left, top, right - left, bottom - top];
-    drawOver(context, values, { rows, columns }, range, this.page.table(signed), this.page.alpha, area, false);
+    const range = rangeOf(values, signed, record.how === "sampled");
+    this.image.over(context, view, { values: layout.grid.length ? values : null, layout, signed }, range, factor, false);
   }
 }
