@@ -190,3 +190,26 @@ def test_maps_of_several_methods_have_no_common_scale() -> None:
 def test_pictures_are_named_once(images: Any) -> None:
     with pytest.raises(OptionError, match=r"images=\['template', 'search'\]|images must"):
         visattn.explain_pictures(Tracker().eval(), {"template": index_picture(0), "search": index_picture(1)}, images)
+
+
+@pytest.mark.parametrize("images", [["first"], ["second", "first"], []])
+def test_text_among_the_inputs_is_told_how_it_is_opened(images: list[str]) -> None:
+    inputs = {"first": "photo:coffee", "second": Path("my photo.jpg")}
+    named = str(inputs[images[0]]) if images else "photo:coffee"
+    said = f"the input {images[0]} is text, not a picture." if images else "inputs have no picture"
+    with pytest.raises(OptionError, match=rf"{said}.*visattn\.load_image\('{named}'\), or PIL\.Image\.open"):
+        if images:
+            visattn.explain_pictures(TwoNamed().eval(), inputs, images)
+        else:
+            visattn.explain(TwoNamed().eval(), inputs=inputs)
+
+
+class TwoNamed(nn.Module):
+    """Network of two pictures with names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Conv2d(3, 2, CELL, CELL)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return (self.backbone(first) + self.backbone(second)).mean((-1, -2))
