@@ -143,20 +143,20 @@ def heads_command(
     if gated:
         page = _gates(recording, prepared, options)
         written = write_whole(target, to_png(page))
-        describe(quiet, seen)
         result(as_json, [(written, page.provenance)])
+        describe(quiet, seen)
         return
     if kind == "matrix":
         page = _matrix(recording, _number(options["layer"]), options["head"])
         written = write_whole(target, to_png(page))
-        describe(quiet, page.provenance)
         result(as_json, [(written, page.provenance)])
+        describe(quiet, page.provenance)
         return
     assert question is not None  # noqa: S101 - only statistics and matrices have none
     page = _page(answer(recording, prepared, question), kind, options)
     written = write_whole(target, to_png(page))
-    describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
+    describe(quiet, page.provenance)
 
 
 def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:

@@ -93,17 +93,21 @@ def overlay_command(
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
+    told: set[str] = set()
     for i, photo in each.readable(images, options):
         if draw is None:  # load the model only once there is a readable photo
             draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, question_of(options))
+        drawn: list[tuple[Path, Provenance]] = []
         with each.photo(images[i]):
-            rows.append(_written(draw(photo), targets[i], options["save_map"]))
-            describe(quiet, rows[-1][1])
-            done += 1
+            drawn.append(_written(draw(photo), targets[i], options["save_map"]))
         del photo  # frees memory before the next photo is read
-        if not as_json:
-            result(False, rows)
-            rows.clear()
+        if as_json:
+            rows += drawn
+        else:
+            result(False, drawn)
+        for _, provenance in drawn:
+            describe(quiet, provenance, told)
+        done += len(drawn)
     if as_json:
         result(True, rows)
     return each.exit_code(done)
@@ -126,12 +130,16 @@ def _draw_study(
     targets = _targets(tuple(Path(view.provenance.image or images[0].stem) for view in views), output, kind_of(options))
     check_outputs(targets, overwrite=overwrite, inputs=images)
     rows: list[tuple[Path, Provenance]] = []
+    told: set[str] = set()
     for view, target, of_view, question in zip(views, targets, stored, asked, strict=True):
         found = view.explanation(of_view) if question is None else view.answer(question)
         picture, provenance = found.draw(**drawing_of(options))
         rows.append((write_whole(target, to_png(picture, provenance)), provenance))
-        describe(quiet, provenance)
-    result(as_json, rows)
+        if not as_json:
+            result(False, rows[-1:])
+        describe(quiet, provenance, told)
+    if as_json:
+        result(True, rows)
     return 0
 
 

@@ -143,9 +143,9 @@ def embed_command(
         else:
             save_html(space, target, compare=next(iter(others), None), overwrite=True, max_mb=options["max_mb"], **how)
     shown = laid_out(space, how)
+    result(as_json, [(target, shown)])
     describe(quiet, shown)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
-    result(as_json, [(target, shown)])
 
 
 def _named(target: Path) -> Path:

@@ -13,6 +13,8 @@ from visattn.core.provenance import Provenance
 
 __all__ = ["describe", "note", "result"]
 
+_OF_PICTURE = ("interpolation",)  # parameters that say nothing about the map
+
 
 def note(quiet: bool, *lines: str) -> None:
     """Print lines on stderr, unless `quiet`."""
@@ -21,22 +23,26 @@ def note(quiet: bool, *lines: str) -> None:
             click.echo(f"visattn: {printable(line)}", err=True)
 
 
-def describe(quiet: bool, provenance: Provenance) -> None:
-    """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr."""
-    given = provenance.parameters
+def describe(quiet: bool, provenance: Provenance, told: set[str] | None = None) -> None:
+    """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr.
+
+    Args:
+        quiet: Whether to print the warnings only.
+        provenance: Record of the result.
+        told: Notes and warnings of earlier results of the run, which are not repeated; those of this one are added.
+    """
+    told = set() if told is None else told
+    given = {name: value for name, value in provenance.parameters.items() if name not in _OF_PICTURE}
     given = given | {"query": in_runs(given["query"].split("+"), "+")} if "+" in str(given.get("query")) else given
     parameters = ", ".join(f"{name} {value}" for name, value in given.items())
-    note(
-        quiet,
-        f"{provenance.image}: {provenance.method} ({parameters})",
-        *(f"{provenance.image}: {text}" for text in _input(provenance)),
-        *(
-            f"{provenance.image}: {text}"
-            for text in (*provenance.target, *_scale(provenance), *_box(provenance), *provenance.notes)
-        ),
-    )
-    for text in provenance.warnings:
+    about = (*_input(provenance), *provenance.notes)
+    details = (*provenance.target, *_scale(provenance), *_box(provenance), *(text for text in about if text not in told))
+    note(quiet, f"{provenance.image}: {provenance.method} ({parameters})", *(f"  {text}" for text in details))
+    fresh = [text for text in provenance.warnings if text not in told]
+    again = len(provenance.warnings) - len(fresh)
+    for text in [*fresh, *[f"{again} warning{'s' * (again > 1)} as above"] * bool(again)]:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
+    told.update(about, provenance.warnings)
 
 
 def _input(provenance: Provenance) -> list[str]:
