@@ -53,9 +53,14 @@ def kind_of(options: dict[str, Any]) -> str:
 
 def choices_of(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return a part of a file name for each of these options that is given."""
-    given = {name: str(options[name]) for name in names if options.get(name) is not None}
-    values = {name: _shortened(re.sub(r"[^\w-]+", "_", value).strip("_"), value) for name, value in given.items()}
-    return [value if name in _PLAIN and not value.isdigit() else f"{name}_{value}" for name, value in values.items()]
+    return [_part(name, options[name]) for name in names if options.get(name) is not None]
+
+
+def _part(name: str, value: object) -> str:
+    if value is True:
+        return name
+    text = _shortened(re.sub(r"[^\w-]+", "_", str(value)).strip("_"), str(value))
+    return text if name in _PLAIN and not text.isdigit() else f"{name}_{text}"
 
 
 def model_of(options: Mapping[str, Any]) -> str:
