@@ -127,7 +127,8 @@ class Explanation:
             mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
             box: `mass:0.5` or `quantile:0.9`: the bounding box of the largest part of this mask is drawn too; see `AttentionMap.box`.
             legend: Whether to draw the color bar with the values of its ends on a band below the picture.
-            caption: Whether to write the predicted class, its probability and the target on a band below the picture.
+            caption: Whether to write the predicted class, its probability and the target on a band below the picture. A photo that is
+                narrower than 224 pixels is enlarged above a band: each of its pixels becomes a square.
             style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions and sampled points.
                 Components of a PCA become red, green and blue; no style applies to them.
 
@@ -157,12 +158,26 @@ class Explanation:
         picture: Image.Image = colored
         record = colored.provenance
         bar = pages.bar_of(heat, chosen) if legend and "uncolored" not in record.drawing else None
+        factor = pages.enlargement(self.photo) if caption or bar else 1
+        if factor > 1:
+            picture = self._enlarged(factor)._redrawn(mass, region and region.enlarged(factor), chosen)
         if caption or bar:
             lines = [*self._caption(chosen.rings), *([region.words()] if region else [])]
             picture = pages.captioned(picture, lines if caption else (), bar)
-        settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
+        settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption, "enlarged": factor}
         record = record.but(drawing=record.drawing | settings | {"box": region and region.facts()})
         return pictures.carrying(picture, record), record
+
+    def _enlarged(self, factor: int) -> Explanation:
+        """Return the explanation of the photo in which each pixel is a square of so many pixels a side."""
+        height, width = (side * factor for side in self.geometry.photo)
+        photo = self.photo.resize((width, height), Image.Resampling.NEAREST)
+        return replace(self, photo=photo, geometry=self.geometry.resized((height, width)))
+
+    def _redrawn(self, mass: float | None, region: Region | None, style: Style) -> Picture:
+        """Draw the picture that was drawn on the photo before it was enlarged."""
+        heat = self.heatmap(style.interpolation)
+        return self._drawn(self.photo, heat=heat, mass=mass, region=region, style=style, quiet=True)
 
     def _drawn(
         self,
