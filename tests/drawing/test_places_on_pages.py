@@ -234,7 +234,9 @@ def test_a_caption_has_a_slim_bar_with_its_label_beside_it_and_then_lines(writte
     ]
     pixels = np.asarray(page)[top + line // 4 : top + line // 4 + max(4, line // 2), start : start + ramp, 0]
     assert (pixels == np.linspace(0, 255, ramp).round()).all()
-    assert np.asarray(page)[top + line // 4 - 1, start, 0] == np.asarray(page)[top + line // 4 + max(4, line // 2), start, 0] == 255
+    assert (
+        np.asarray(page)[top + line // 4 - 1, start, 0] == np.asarray(page)[top + line // 4 + max(4, line // 2), start, 0] == 255
+    )
 
 
 @pytest.mark.parametrize(("width", "height", "size"), [(900, 600, 20), (2000, 300, 21), (8000, 1000, 76), (600, 4000, 13)])

@@ -192,16 +192,19 @@ def test_pictures_are_named_once(images: Any) -> None:
         visattn.explain_pictures(Tracker().eval(), {"template": index_picture(0), "search": index_picture(1)}, images)
 
 
-@pytest.mark.parametrize("images", [["first"], ["second", "first"], []])
-def test_text_among_the_inputs_is_told_how_it_is_opened(images: list[str]) -> None:
-    inputs = {"first": "photo:coffee", "second": Path("my photo.jpg")}
-    named = str(inputs[images[0]]) if images else "photo:coffee"
-    said = f"the input {images[0]} is text, not a picture." if images else "inputs have no picture"
-    with pytest.raises(OptionError, match=rf"{said}.*visattn\.load_image\('{named}'\), or PIL\.Image\.open"):
-        if images:
-            visattn.explain_pictures(TwoNamed().eval(), inputs, images)
-        else:
-            visattn.explain(TwoNamed().eval(), inputs=inputs)
+@pytest.mark.parametrize(("images", "named"), [(["first"], "photo:coffee"), (["second", "first"], "my photo.jpg")])
+def test_text_that_is_named_as_a_picture_is_told_how_it_is_opened(images: list[str], named: str) -> None:
+    said = rf"the input {images[0]} is text, not a picture\. Open .*visattn\.load_image\('{named}'\), or PIL\.Image\.open"
+    with pytest.raises(OptionError, match=said):
+        visattn.explain_pictures(TwoNamed().eval(), TEXTS, images)
+
+
+def test_texts_among_inputs_without_a_picture_are_told_too() -> None:
+    with pytest.raises(OptionError, match=r"inputs have no picture .*visattn\.load_image\('photo:coffee'\)"):
+        visattn.explain(TwoNamed().eval(), inputs=TEXTS)
+
+
+TEXTS = {"first": "photo:coffee", "second": Path("my photo.jpg")}
 
 
 class TwoNamed(nn.Module):

@@ -11,6 +11,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import is_folder
+from visattn._support.reprs import in_pixels
 from visattn._support.types import MapFormat
 from visattn._support.whole_files import check_outputs, check_png, result_names, write_whole
 from visattn.core.command_line.each import Each
@@ -252,8 +253,8 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
             attention_map, geometry = loaded
             if geometry.photo != (size := (photo.height, photo.width)):
                 if attention_map.provenance.image_sha256 == source.sha256:
-                    told = f"belongs to this photo with {geometry.photo[0]} x {geometry.photo[1]} pixels"
-                    raise MapError(f"{source.name}: the map {told}, got {size[0]} x {size[1]}. Compute the map again.")
+                    told = f"belongs to this photo with {in_pixels(geometry.photo)} pixels"
+                    raise MapError(f"{source.name}: the map {told}, got {in_pixels(size)}. Compute the map again.")
                 geometry = geometry.resized(size)
             made_for = attention_map.provenance
             if made_for.image_sha256 not in ("", None, source.sha256):

@@ -156,7 +156,7 @@ def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, lo
 
 def _common(every: Sequence[Provenance]) -> Provenance:
     """Return what is true of the maps of all frames; what is true of some, such as a class and its score, is left out."""
-    first, count = every[0], len(every)
+    first = every[0]
     own: dict[str, Any] = {"image_sha256": None, "scores": (), "sinks": ()}
     own = {name: none for name, none in own.items() if any(getattr(one, name) != getattr(first, name) for one in every)}
     targets = {text.partition(" = ")[0] for one in every for text in one.target}  # without the score

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from visattn._support.checks import printable
-from visattn._support.reprs import in_runs
+from visattn._support.reprs import in_pixels, in_runs
 from visattn._support.tables import to_json
 from visattn.core.provenance import Provenance
 
@@ -50,8 +50,9 @@ def _input(provenance: Provenance) -> list[str]:
     facts = {name: fact for name, fact in provenance.preprocessing.items() if fact["source"] != "model"}
     if not facts:
         return []
-    told = {name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({fact['source']})" for name, fact in facts.items()}
-    return ["input: " + "; ".join(f"{name} {text}" for name, text in told.items())]
+    told = {name: ", ".join(f"{value:g}" for value in fact["value"]) for name, fact in facts.items()}
+    told |= {"size": in_pixels(facts["size"]["value"])} if "size" in facts else {}
+    return ["input: " + "; ".join(f"{name} {text} ({facts[name]['source']})" for name, text in told.items())]
 
 
 def _scale(provenance: Provenance) -> list[str]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from visattn._support.faces import Later
 from visattn._support.options import with_options
-from visattn._support.reprs import in_runs
+from visattn._support.reprs import in_pixels, in_runs
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.core.drawing.style_options import StyleOptions
@@ -207,11 +207,11 @@ class Explanation:
 
     def _caption(self, rings: bool = True) -> list[str]:
         """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
-        facts, seen, (height, width) = self.provenance, self.geometry.seen(), self.geometry.photo
+        facts, seen, photo = self.provenance, self.geometry.seen(), self.geometry.photo
         how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
         lines = [*facts.target[:1], how]
-        if (seen.height, seen.width) != (height, width):
-            lines.append(f"the model received {seen.height:g} x {seen.width:g} of {height} x {width} pixels")
+        if (seen.height, seen.width) != photo:
+            lines.append(f"the model received {in_pixels((seen.height, seen.width))} of {in_pixels(photo)} pixels")
         marked = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
         if rings and marked:
             lines.append(f"rings: {', '.join(marked)}")

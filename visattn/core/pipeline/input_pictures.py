@@ -142,7 +142,9 @@ def place_of(given: GivenInputs, own: Prepared | None, picture: str | None) -> s
         how = worded(f"image='{first}'", f"--image-input {first}")
         raise OptionError(f"each of the inputs {given.listed()} may be the picture. Name it: {how}.")
     texts = [_opening(leaf) for leaf in given.leaves.values() if isinstance(leaf, (str, os.PathLike))]
-    raise OptionError(" ".join([f"inputs have no picture ({given.listed()}). Pass the photo too, or among the inputs.", *texts[:1]]))
+    raise OptionError(
+        " ".join([f"inputs have no picture ({given.listed()}). Pass the photo too, or among the inputs.", *texts[:1]])
+    )
 
 
 def _opening(text: str | os.PathLike[str]) -> str:
