@@ -14,7 +14,7 @@ from visattn.batch.image_work import Batch, Work, done
 from visattn.batch.items import Item
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.wanted import Wanted
-from visattn.core.pipeline.preprocessing import Preprocessing, ReadingOptions
+from visattn.core.pipeline.preprocessing import Preprocessing
 
 
 class Outcome(NamedTuple):
@@ -45,7 +45,7 @@ class Ledger:
         journal: Journal,
         batches: Batches,
         told: Callable[[Entry], None] = lambda entry: None,
-        reading: ReadingOptions | None = None,
+        how: Preprocessing | None = None,
         wanted: Wanted | None = None,
     ) -> None:
         """Open a ledger.
@@ -55,13 +55,13 @@ class Ledger:
             journal: Journal of the run, in the output folder.
             batches: Batches that are computed. Which images share a batch does not depend on what was done before.
             told: Function that is called with each entry once it is in the journal.
-            reading: How images are read, see `visattn.load_image`.
+            how: How images are read.
             wanted: Files that are written for each image; an image for which the journal names others is computed again.
         """
         self.outcome = Outcome(0, 0, 0)
         self.spare = journal.path.with_name(f".{journal.path.name}.files")
         self._items, self._journal, self._batches, self._told = items, journal, batches, told
-        self._reading, self._wanted = reading or Preprocessing().reading, wanted
+        self._reading, self._wanted = (how or Preprocessing()).reading, wanted
 
     def first_kept(self) -> tuple[Item, Entry] | None:
         """Return the first image that an earlier run explained with these settings, and whose results are kept; None if there is none."""
