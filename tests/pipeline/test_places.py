@@ -105,10 +105,10 @@ def test_class_of_a_segmentation_counts_over_its_own_pixels() -> None:
 
 
 def test_one_channel_to_which_all_pixels_belong_is_named_alone() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1))
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.copy_(torch.tensor([0.0, 0.0, 1.0]))
+    last = torch.nn.Conv2d(3, 3, 1)
+    torch.nn.init.zeros_(last.weight)
+    last.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0]))
+    model = torch.nn.Sequential(last)
     with pytest.raises(OptionError, match=r"no pixel belongs to channel 1, so it has no score. All belong to channel 2\.$"):
         visattn.explain(model.eval(), PHOTO, target="mask:1", img_size=32)
 

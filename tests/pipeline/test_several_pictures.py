@@ -64,7 +64,7 @@ def test_only_the_cell_that_decides_is_colored_in_the_file(decisive: int, cell: 
     for number, (photo, explanation) in enumerate(zip(photos, made.values(), strict=True)):
         assert explanation.provenance.parameters["layer"] == f"backbone #{number}"
         with nullcontext() if number == decisive else pytest.warns(VisattnWarning, match="the photo is unchanged"):
-            file = explanation.save(tmp_path / f"{number}.png", interpolation="nearest")
+            file = explanation.save(tmp_path / f"{number}.png", interpolation="nearest", ground="photo")
         with Image.open(file) as drawn:
             assert changed(drawn, photo) == (pixels_of(cell) if number == decisive else set())
 
@@ -215,4 +215,4 @@ class TwoNamed(nn.Module):
         self.backbone = nn.Conv2d(3, 2, CELL, CELL)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return (self.backbone(first) + self.backbone(second)).mean((-1, -2))
+        return (self.backbone(first) + self.backbone(second)).mean((-1, -2))  # type: ignore[no-any-return]

@@ -176,7 +176,7 @@ def ended(child: int, log: Path) -> Ended:
 
 def command(*arguments: object) -> int:
     """Run `visattn train classify` in this process, and return its exit code."""
-    warnings.showwarning = partial(commands._show_warning, set())  # type: ignore[assignment]
+    warnings.showwarning = partial(commands._show_warning, set())
     warnings.simplefilter("always", VisattnWarning)
     return commands._run(["train", "classify", "-q", *map(str, arguments)], debug=False)
 

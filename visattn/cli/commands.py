@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an undecodable file name must not break its own error message
             stream.reconfigure(errors="backslashreplace")
-    warnings.showwarning = partial(_show_warning, set())  # type: ignore[assignment]
+    warnings.showwarning = partial(_show_warning, set())
     if not debug:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
