@@ -24,6 +24,7 @@ from pages import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
+from visattn._support.reprs import in_pixels
 from visattn.core.loading import model_folders as folders
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.loading.weights import WEIGHTS, digest
@@ -197,7 +198,7 @@ def card(
 ## Model details
 
 - An image classifier that looks through a few glimpses and chooses where to look (Mnih et al., 2014).
-- Gray images of {" x ".join(map(str, blueprint.size))} pixels, {len(blueprint.classes)} classes:
+- Gray images of {in_pixels(blueprint.size)} pixels, {len(blueprint.classes)} classes:
   {", ".join(blueprint.classes)}.
 - Options: {told}.
 - Weights: sha256 `{digest(options.output / WEIGHTS)}`, random at the start.

@@ -37,7 +37,7 @@ def test_one_image_of_a_batch_has_a_heatmap() -> None:
 
 def test_the_geometry_of_the_photo_fits_its_map() -> None:
     found, other = (visattn.explain(tiny.vit(img_size=side), PHOTO, method="rollout") for side in ((32, 48), (64, 96)))
-    with pytest.raises(MapError, match=r"the map was made for 32 x 48 input pixels, .*\. Pass the geometry of this photo"):
+    with pytest.raises(MapError, match=r"the map was made for 48 x 32 input pixels, .*\. Pass the geometry of this photo"):
         found.map.to_heatmap(other.geometry)
     assert found.map.to_heatmap(found.geometry).values.shape == (48, 64)
 

@@ -106,7 +106,8 @@ def test_grids_are_corrected_left_out_or_traced() -> None:
 
     model = Own().eval()
     with pytest.raises(
-        LayoutError, match=r"5 x 3 over an input of 24 x 40 pixels gives patches that are not square\. Pass grid=\(3, 5\) if rows"
+        LayoutError,
+        match=r"5 rows and 3 columns over an input of 40 x 24 pixels gives patches that are not square\. Pass grid=\(3, 5\) if rows",
     ):
         seen(model, grid=(5, 3), prefix=3)
     with pytest.raises(
@@ -177,7 +178,8 @@ def test_the_grid_of_patches_that_are_not_square_is_left_out() -> None:
     model, pixels = Wide().eval(), torch.randn(1, 3, 32, 64)
     with (
         pytest.raises(
-            LayoutError, match=r"4 x 2 .* gives patches that are not square\. .* or leave grid out to trace the tokens"
+            LayoutError,
+            match=r"4 rows and 2 columns .* gives patches that are not square\. .* or leave grid out to trace the tokens",
         ),
         visattn.capture(model, grid=(4, 2)),
     ):

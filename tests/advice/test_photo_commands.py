@@ -63,7 +63,7 @@ def test_a_map_of_another_size_is_computed_again(run: Run, tmp_path: Path) -> No
     photo = visattn.load_image(tmp_path / "p.png").resize((32, 24))  # keeps the facts of the file
     visattn.explain(tiny.vit(), photo, method="rollout").save_map(tmp_path / "map.npz")
     code, _, err = run("overlay", "p.png", "--map", "map.npz", "-o", "out.png")
-    assert (code, err.endswith("with 24 x 32 pixels, got 48 x 64. Compute the map again.\n")) == (4, True)
+    assert (code, err.endswith("with 32 x 24 pixels, got 64 x 48. Compute the map again.\n")) == (4, True)
     visattn.explain(tiny.vit(), tmp_path / "p.png", method="rollout").save_map(tmp_path / "map.npz")
     assert run("overlay", "p.png", "--map", "map.npz", "-o", "out.png")[0] == 0
 

@@ -23,7 +23,7 @@ import visattn
 from tests import tiny
 from tests.batch import films
 from tests.images import icc
-from visattn.batch.films import Film, Looks, Walk, explain_video, frames as reading
+from visattn.batch.films import Film, Looks, Walk, explain_video, frames as reading, video
 from visattn.batch.films.encoder import writing
 from visattn.batch.films.mapping import chosen, exact, maps_of
 from visattn.core.geometry import Box
@@ -31,6 +31,7 @@ from visattn.core.maps import value_range
 from visattn.core.pipeline.asking import Asked
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import ask
+from visattn.core.provenance import Provenance
 from visattn.errors import ImageError, OptionError, OutputError, ResourceError, VisattnNote
 
 COUNT = 12
@@ -462,6 +463,17 @@ def test_provenance_of_a_film_is_what_is_true_of_all_frames(model: Any, film: Pa
     assert [f"(in {empty} of {COUNT} frames)" in text for text in told] == [True] * (0 < empty < COUNT)
     fixed = explain_video(model, film, tmp_path / "fixed.mp4", method="gradcam", target=2).provenance
     assert fixed.target == ("output 2",)
+
+
+def test_warnings_that_differ_in_numbers_alone_are_told_once() -> None:
+    told = iter([["1 sink: patch 1,2 (30 x)"], ["2 sinks: patch 1,2 (31 x), patch 0,1 (22 x)", "dark"], ["dark"], []])
+    every = [Provenance(warnings=("blocks.0 is lost", "blocks.1 is lost", *some)) for some in told]
+    assert video._common(every).warnings == (
+        "blocks.0 is lost",
+        "blocks.1 is lost",
+        "1 sink: patch 1,2 (30 x) (in 2 of 4 frames, each with its own numbers)",
+        "dark (in 2 of 4 frames)",
+    )
 
 
 def two_streams(path: Path, frames: list[Any]) -> Path:

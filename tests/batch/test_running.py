@@ -74,7 +74,7 @@ def test_a_second_run_keeps_what_is_done_and_repeats_what_has_changed(model: Any
     items, out = items_of([copies]), tmp_path / "out"
     go(model, items, out)
     before = files_of(out)
-    assert go(model, items, out) == Outcome(2, 9 - 1, 1)  # the batch with the damaged image is computed again
+    assert go(model, items, out) == Outcome(0, COUNT - 1, 1)  # the neighbors of the damaged image too
     assert files_of(out) == before
     (copies / "05.png").write_bytes((copies / "04.png").read_bytes())
     (copies / "09.png").write_bytes((copies / "08.png").read_bytes())
@@ -93,6 +93,31 @@ def test_a_second_run_keeps_what_is_done_and_repeats_what_has_changed(model: Any
         f"{folder}/0000000{first}.{end}" for first in (3, 9) for folder, end in (("maps", "rollout.tar"), ("statistics", "json"))
     }
     assert changed - of_batches <= {"09.rollout.npz", "09.rollout.png"}
+
+
+def test_a_damaged_image_that_is_mended_is_computed_alone(model: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for file in sorted(photos.iterdir())[3:6]:
+        (tmp_path / "photos" / file.name).write_bytes(file.read_bytes())
+    items, out, told = items_of([tmp_path / "photos"]), tmp_path / "out", list[Entry]()
+    wanted = Wanted(out, "rollout", raw=True)
+
+    def again() -> Outcome:
+        told.clear()
+        asked = Work(Asked(ask("rollout", None), Preprocessing()), wanted)
+        with Journal(out / "journal.jsonl", {}) as journal:
+            return run(model, Ledger(items, journal, Batches(3), told.append, wanted=wanted), asked)
+
+    out.mkdir()
+    assert again() == Outcome(2, 0, 1)
+    before = {file: (out / file).stat().st_mtime_ns for file in files_of(out)}
+    assert again() == Outcome(0, 2, 1)
+    assert "not an image" in next(entry.error for entry in told if entry.error)
+    (tmp_path / "photos" / "05.png").write_bytes((photos / "06.png").read_bytes())
+    assert again() == Outcome(1, 2, 0)
+    assert [entry.number for entry in sorted(told)] == [0, 1, 2]
+    assert {file: (out / file).stat().st_mtime_ns for file in before} == before
+    assert again() == Outcome(0, 3, 0)
 
 
 def test_shards_together_give_the_whole(model: Any, photos: Path, tmp_path: Path) -> None:

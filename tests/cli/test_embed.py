@@ -81,6 +81,18 @@ def test_an_interrupted_run_goes_on(run: Run, photos: Path, monkeypatch: pytest.
     assert not kept.exists()
 
 
+def test_a_run_that_is_ended_before_its_first_image_leaves_nothing(
+    run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object, **_options: object) -> object:
+        raise KeyboardInterrupt  # so does the command at SIGTERM
+
+    before = set(photos.parent.iterdir())
+    monkeypatch.setattr("visattn.embedding.gathering.image_states", ended)
+    assert run("embed", photos, *SMALL)[0] == 130
+    assert set(photos.parent.iterdir()) == before
+
+
 def test_files_of_somebody_else_stay(run: Run, photos: Path) -> None:
     folder = photos.parent / "space.html.states"
     folder.mkdir()

@@ -84,6 +84,7 @@ def test_invalid_gate_options_are_refused(run: Run, photo: Path, case: str) -> N
 
 def test_caption_is_below_the_image(run: Run, photo: Path) -> None:
     cnn = ("--model", "visattn_resnet20", "--weights", "none", "--method", "gradcam")
+    Image.open(photo).resize((240, 160)).save(photo)  # wide enough for text
     assert run("overlay", photo, *cnn, "-o", "bare.png")[0] == 0
     assert run("overlay", photo, *cnn, "--caption", "-o", "told.png")[0] == 0
     with Image.open("bare.png") as bare, Image.open("told.png") as told:

@@ -39,6 +39,19 @@ def test_map_of_another_photo_is_drawn_with_a_warning(run: Run, photos: list[str
     assert "warning: c.png: the map was computed for another file (a.png)" in err
 
 
+def test_the_path_comes_first_and_notes_are_told_once(run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr("click.echo", lambda text="", err=False, **_: printed.append(text))
+    code, _, _ = run("overlay", *photos, *TINY, "--method", "attention", "-o", "out")
+    assert code == 0
+    assert [text for text in printed if text.startswith("out/")] == [f"out/{name}.{NAMED}.attention.png" for name in "abc"]
+    parts = "\n".join(printed).split("out/")[1:]
+    assert [part.splitlines()[1].partition(" (")[0] for part in parts] == [f"visattn: {name}.png: attention" for name in "abc"]
+    assert [len([text for text in part.splitlines() if "the weights are random" in text]) for part in parts] == [1, 0, 0]
+    assert "visattn: warning: c.png: 1 warning as above" in parts[2].splitlines()
+    assert max(map(len, parts[2].splitlines())) < 130
+
+
 def test_query_outside_one_photo_does_not_stop_the_others(run: Run, photos: list[str], tmp_path: Path) -> None:
     code, out, err = run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:85,50", "-o", "out", "--quiet")
     assert (code, out.split()) == (1, [f"out/{name}.{NAMED}.attention.pixel_85_50.png" for name in "ac"])

@@ -108,6 +108,14 @@ def test_names_of_the_default_model_stay_plain(command: str, name: str, run: Run
     [
         (("heads",), "dog.vit_tiny_patch16_224.none.heads.png"),
         (("heads", "--layer", "all"), "dog.vit_tiny_patch16_224.none.grid.png"),
+        (("heads", "--layer", "1"), "dog.vit_tiny_patch16_224.none.heads.layer_1.png"),
+        (("heads", "--query", "patch:1,2"), "dog.vit_tiny_patch16_224.none.heads.patch_1_2.png"),
+        (("heads", "--layer", "2", "--head", "1", "--matrix"), "dog.vit_tiny_patch16_224.none.matrix.layer_2.head_1.png"),
+        (("overlay", "--method", "attention", "--query", "patch:1,2"), "dog.vit_tiny_patch16_224.none.attention.patch_1_2.png"),
+        (
+            ("overlay", "--method", "rollout", "--fusion", "max", "--discard", "0.9"),
+            "dog.vit_tiny_patch16_224.none.rollout.fusion_max.discard_0_9.png",
+        ),
         (("view", "--methods", "rollout"), "dog.vit_tiny_patch16_224.none.view.html"),
         (("video", "--walk", "2", "--method", "attention"), "dog.vit_tiny_patch16_224.none.attention.mp4"),
     ],

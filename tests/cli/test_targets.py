@@ -46,7 +46,15 @@ OPTIONS = {
 }
 
 
-CHOICES = {"norm_attention": ".layer_3.patch_1_1", "attention_gradient": ".layer_blocks_3_attn.head_1", "legrad": ".target_5"}
+CHOICES = {
+    "transition_attention": ".start_layer_10.steps_3",
+    "rollout": ".weights_by_norm.residual_measured.discard_0_5.discard_over_layer",
+    "norm_attention": ".layer_3.patch_1_1",
+    "attention_flow": ".residual_0_4.start_layer_10",
+    "attention_gradient": ".layer_blocks_3_attn.head_1.signed",
+    "legrad": ".target_5.last_layers_2",
+    "attention": ".sinks_drop",
+}
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))
@@ -54,7 +62,7 @@ def test_method_options_are_accepted(run: Run, photo: Path, method: str) -> None
     code, out, _ = run("overlay", photo, *TINY, *COLORED, "--method", method, *OPTIONS[method], "--json")
     (entry,) = json.loads(out)
     assert code == 0
-    assert entry["output"] == f"dog.{NAMED}.{method}{CHOICES.get(method, '')}.png"
+    assert entry["output"] == f"dog.{NAMED}.{method}{CHOICES[method]}.png"
     told = {name: str(value) for name, value in entry["provenance"]["parameters"].items()}
     given = (
         dict(zip(OPTIONS[method][::2], OPTIONS[method][1::2], strict=False))

@@ -349,7 +349,7 @@ def test_options_of_filmstrips_and_animations_are_checked() -> None:
 
 
 def test_geometry_of_another_photo_is_refused() -> None:
-    with pytest.raises(ShapeError, match="must have the geometry's 90 x 120 pixels, got 120 x 90"):
+    with pytest.raises(ShapeError, match="must have the geometry's 120 x 90 pixels, got 90 x 120"):
         filmstrip(green(120, 90), random_map(), WHOLE)
 
 

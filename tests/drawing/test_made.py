@@ -96,6 +96,7 @@ def test_overlay_files_store_their_provenance(kind: str, run: Run, photo: Path) 
         "box": None,
         "legend": kind == "attention",
         "caption": kind == "attention",
+        "enlarged": 3 if kind == "attention" else 1,
     }
     assert made["drawing"] == asked
     assert interpolation_of(made) == "bicubic"

@@ -218,22 +218,36 @@ def test_a_slim_bar_is_a_quarter_of_the_page(width: int, ramp: int) -> None:
 
 @pytest.mark.parametrize(("width", "size"), [(300, 12), (584, 12), (585, 13), (900, 20)])
 def test_a_caption_has_a_slim_bar_with_its_label_beside_it_and_then_lines(written: list[Text], width: int, size: int) -> None:
-    page = captioned(plain(width, 50), ["a line", "another"], Bar("gray", ("lo", "mid", "hi!"), "unit"))
+    height = 2 * width // 3
+    page = captioned(plain(width, height), ["a line", "another"], Bar("gray", ("lo", "mid", "hi!"), "unit"))
     font = font_of(size)
-    line = line_height(font)
+    line, top = line_height(font), height + 8
     start, ramp = 16 + text_width("lo", font), width // 4
-    assert page.size == (width, 50 + 8 + 3 * (line + 4) + 8)
-    assert place(page, RED) == (0, 0, width, 50)
+    assert page.size == (width, height + 8 + 3 * (line + 4) + 8)
+    assert place(page, RED) == (0, 0, width, height)
     assert written == [
-        ("lo", (8, 58), INK, size, "la"),
-        ("hi!", (start + ramp + 8, 58), INK, size, "la"),
-        ("unit", (start + ramp + 8 + text_width("hi!", font) + 16, 58), FAINT, size, "la"),
-        ("a line", (8, 58 + line + 4), INK, size, "la"),
-        ("another", (8, 58 + 2 * (line + 4)), INK, size, "la"),
+        ("lo", (8, top), INK, size, "la"),
+        ("hi!", (start + ramp + 8, top), INK, size, "la"),
+        ("unit", (start + ramp + 8 + text_width("hi!", font) + 16, top), FAINT, size, "la"),
+        ("a line", (8, top + line + 4), INK, size, "la"),
+        ("another", (8, top + 2 * (line + 4)), INK, size, "la"),
     ]
-    pixels = np.asarray(page)[58 + line // 4 : 58 + line // 4 + max(4, line // 2), start : start + ramp, 0]
+    pixels = np.asarray(page)[top + line // 4 : top + line // 4 + max(4, line // 2), start : start + ramp, 0]
     assert (pixels == np.linspace(0, 255, ramp).round()).all()
-    assert np.asarray(page)[58 + line // 4 - 1, start, 0] == np.asarray(page)[58 + line // 4 + max(4, line // 2), start, 0] == 255
+    assert (
+        np.asarray(page)[top + line // 4 - 1, start, 0] == np.asarray(page)[top + line // 4 + max(4, line // 2), start, 0] == 255
+    )
+
+
+@pytest.mark.parametrize(("width", "height", "size"), [(900, 600, 20), (2000, 300, 21), (8000, 1000, 76), (600, 4000, 13)])
+def test_text_below_a_panorama_fits_its_area(written: list[Text], width: int, height: int, size: int) -> None:
+    captioned(plain(width, height), ["word"])
+    assert [entry[3] for entry in written] == [size]
+
+
+@pytest.mark.parametrize(("width", "factor"), [(1, 224), (32, 7), (64, 4), (112, 2), (113, 2), (223, 2), (224, 1), (3000, 1)])
+def test_small_pictures_are_enlarged_to_224_pixels(width: int, factor: int) -> None:
+    assert pages.enlargement(plain(width, 300)) == factor
 
 
 def test_a_label_without_room_beside_the_bar_is_the_first_line_below_it(written: list[Text]) -> None:

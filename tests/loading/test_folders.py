@@ -81,7 +81,7 @@ def test_network_loads_with_its_classes_and_preprocessing(case: Blueprint, tmp_p
     assert trained.labels(loaded) == CLASSES
     spec = input_spec(loaded)
     assert (spec.size, spec.channels, spec.mean, spec.std) == (case.size, case.channels, case.mean, case.std)
-    with pytest.raises(OptionError, match=rf"the model was trained at {case.size[0]} x {case.size[1]} pixels, got 48"):
+    with pytest.raises(OptionError, match=rf"the model was trained at {case.size[1]} x {case.size[0]} pixels, got 48"):
         input_spec(loaded, 48)
 
 

@@ -158,7 +158,7 @@ def test_heads_stay_apart_and_keep_their_relation() -> None:
     [
         (make_map(torch.rand(3, 2)), "3 x 2 cells"),
         (make_map(torch.rand(GRID), box=Box(0, 0, 30, 48)), "0 to 30"),
-        (replace(placed(1), facts=MapFacts(input_size=(64, 96))), "64 x 96"),
+        (replace(placed(1), facts=MapFacts(input_size=(64, 96))), "96 x 64"),
         (make_map(torch.rand(2, *GRID), ("head",)), "head 2"),
         (make_map(torch.rand(GRID), meaning="rollout"), "relative attention and relative rollout"),
         (make_map(torch.rand(GRID), meaning="principal component"), "sign"),

@@ -199,7 +199,7 @@ def overlaid(photo: Path, content: bytes) -> int:
 def test_map_of_this_photo_with_another_size_is_refused(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert overlaid(photo, saved(image_sha256=facts_of(load_image(photo)).sha256)) == 4
     assert (
-        "p.png: the map belongs to this photo with 60 x 90 pixels, got 30 x 40. Compute the map again." in capsys.readouterr().err
+        "p.png: the map belongs to this photo with 90 x 60 pixels, got 40 x 30. Compute the map again." in capsys.readouterr().err
     )
 
 

@@ -208,13 +208,13 @@ def test_marks_are_the_centers_of_the_sinks_patches() -> None:
         pytest.param(
             random_map(),
             Geometry((9, 9), (16, 16), Box(0, 0, 9, 9)),
-            r"made for 32 x 48 input pixels",
+            r"made for 48 x 32 input pixels",
             id="map of a larger input",
         ),
         pytest.param(
             random_map(),
             Geometry((9, 9), (96, 96), Box(0, 0, 9, 9)),
-            r"made for 32 x 48 input pixels",
+            r"made for 48 x 32 input pixels",
             id="map of a smaller input",
         ),
         pytest.param(

@@ -327,7 +327,7 @@ def test_a_map_of_unknown_input_lies_within_a_patch_of_the_edge(size: tuple[int,
     if fits:
         assert one.to_heatmap(place).values.shape == (20, 30)
         return
-    with pytest.raises(MapError, match="the map was made for 48 x 64 input pixels"):
+    with pytest.raises(MapError, match="the map was made for 64 x 48 input pixels"):
         one.to_heatmap(place)
 
 

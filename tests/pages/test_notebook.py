@@ -144,7 +144,7 @@ def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation
 def test_caption_tells_the_part_that_the_model_received() -> None:
     wide = Image.new("RGB", (300, 100), "gray")
     shown = visattn.explain("scenes_vit", wide, method="attention", resize="model").at(head=0)._repr_html_()
-    assert "the model received 100 x 100 of 100 x 300 pixels" in shown
+    assert "the model received 100 x 100 of 300 x 100 pixels" in shown
 
 
 def test_values_are_arrays(found: visattn.Explanation) -> None:

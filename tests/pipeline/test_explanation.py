@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -328,5 +329,17 @@ def test_a_photo_of_which_much_is_cut_off_has_a_warning(width: int, told: bool) 
     found = visattn.explain("scenes_cnn", photo)
     share = 64 / width
     warned = [text for text in found.provenance.warnings if "of the photo" in text]
-    assert warned == [f"the model received {share:.0%} of the photo; resize='fit' shows it all of it"] * told
+    assert warned == [f"the model received {share:.0%} of the photo; with resize='fit' it receives all"] * told
     assert not visattn.explain("scenes_cnn", photo, resize="fit").provenance.warnings
+
+
+def test_a_small_photo_is_enlarged_by_a_whole_factor_above_a_band_only() -> None:
+    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    found = visattn.explain(tiny.vit(), small, method="attention", query="patch:1,1")
+    assert found.overlay(opacity=0).tobytes() == small.tobytes()
+    assert found.overlay(legend=True, opacity=0).crop((0, 0, 256, 192)).tobytes() == small.resize((256, 192), 0).tobytes()
+    told = found.overlay(caption=True, legend=True, mass=0.5, box="quantile:0.8")
+    assert (told.width, told.provenance.drawing["enlarged"]) == (256, 4)
+    assert told.provenance.drawing["box"] == found.overlay(box="quantile:0.8").provenance.drawing["box"], "in pixels of the photo"
+    large = replace(found, photo=small.resize((256, 192), 0), geometry=found.geometry.resized((192, 256)))
+    assert found.overlay(caption=True).crop((0, 0, 256, 192)).tobytes() == large.overlay().tobytes(), "rings are drawn large"

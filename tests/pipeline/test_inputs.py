@@ -367,7 +367,7 @@ def test_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> 
     values = torch.rand(14, 14, generator=torch.Generator().manual_seed(0))
     heat = AttentionMap(values, (), layout, {}, "attention").to_heatmap(prepared.geometry)
     assert heat.seen == Box(0, 0, 448, 224)
-    changed = (np.asarray(overlay(photo, heat)) != np.asarray(photo)).any(axis=2)
+    changed = (np.asarray(overlay(photo, heat, ground="photo")) != np.asarray(photo)).any(axis=2)
     assert not changed[448:].any()
     assert not changed[:, 224:].any()
     assert changed[:448, :224].mean() > 0.98

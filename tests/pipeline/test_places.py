@@ -100,8 +100,17 @@ def test_class_of_a_segmentation_counts_over_its_own_pixels() -> None:
     assert torch.allclose(seen.map.values, same.map.values, rtol=1e-4, atol=1e-7)
     assert f"({len(where) / logits[0].numel():.1%} of the input)" in seen.provenance.target[0]
     absent = next(i for i in LABELS if not bool((logits.argmax(0) == i).any()))
-    with pytest.raises(OptionError, match=f"no pixel belongs to {LABELS[absent]}, so it has no score. Predicted are "):
+    with pytest.raises(OptionError, match=f"no pixel belongs to {LABELS[absent]}, so it has no score. Pixels belong to "):
         visattn.explain(model, PHOTO, target=f"mask:{absent}", **options)
+
+
+def test_one_channel_to_which_all_pixels_belong_is_named_alone() -> None:
+    last = torch.nn.Conv2d(3, 3, 1)
+    torch.nn.init.zeros_(last.weight)
+    last.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0]))
+    model = torch.nn.Sequential(last)
+    with pytest.raises(OptionError, match=r"no pixel belongs to channel 1, so it has no score. All belong to channel 2\.$"):
+        visattn.explain(model.eval(), PHOTO, target="mask:1", img_size=32)
 
 
 class OneMask(torch.nn.Module):

@@ -64,7 +64,7 @@ def test_only_the_cell_that_decides_is_colored_in_the_file(decisive: int, cell: 
     for number, (photo, explanation) in enumerate(zip(photos, made.values(), strict=True)):
         assert explanation.provenance.parameters["layer"] == f"backbone #{number}"
         with nullcontext() if number == decisive else pytest.warns(VisattnWarning, match="the photo is unchanged"):
-            file = explanation.save(tmp_path / f"{number}.png", interpolation="nearest")
+            file = explanation.save(tmp_path / f"{number}.png", interpolation="nearest", ground="photo")
         with Image.open(file) as drawn:
             assert changed(drawn, photo) == (pixels_of(cell) if number == decisive else set())
 
@@ -190,3 +190,29 @@ def test_maps_of_several_methods_have_no_common_scale() -> None:
 def test_pictures_are_named_once(images: Any) -> None:
     with pytest.raises(OptionError, match=r"images=\['template', 'search'\]|images must"):
         visattn.explain_pictures(Tracker().eval(), {"template": index_picture(0), "search": index_picture(1)}, images)
+
+
+@pytest.mark.parametrize(("images", "named"), [(["first"], "photo:coffee"), (["second", "first"], "my photo.jpg")])
+def test_text_that_is_named_as_a_picture_is_told_how_it_is_opened(images: list[str], named: str) -> None:
+    said = rf"the input {images[0]} is text, not a picture\. Open .*visattn\.load_image\('{named}'\), or PIL\.Image\.open"
+    with pytest.raises(OptionError, match=said):
+        visattn.explain_pictures(TwoNamed().eval(), TEXTS, images)
+
+
+def test_texts_among_inputs_without_a_picture_are_told_too() -> None:
+    with pytest.raises(OptionError, match=r"inputs have no picture .*visattn\.load_image\('photo:coffee'\)"):
+        visattn.explain(TwoNamed().eval(), inputs=TEXTS)
+
+
+TEXTS = {"first": "photo:coffee", "second": Path("my photo.jpg")}
+
+
+class TwoNamed(nn.Module):
+    """Network of two pictures with names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Conv2d(3, 2, CELL, CELL)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return (self.backbone(first) + self.backbone(second)).mean((-1, -2))  # type: ignore[no-any-return]

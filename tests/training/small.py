@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +176,7 @@ def ended(child: int, log: Path) -> Ended:
 
 def command(*arguments: object) -> int:
     """Run `visattn train classify` in this process, and return its exit code."""
-    warnings.showwarning = commands._show_warning  # type: ignore[assignment]
+    warnings.showwarning = partial(commands._show_warning, set())
     warnings.simplefilter("always", VisattnWarning)
     return commands._run(["train", "classify", "-q", *map(str, arguments)], debug=False)
 

@@ -42,7 +42,7 @@ def test_every_fact_is_in_its_section() -> None:
     assert page.startswith("# `visattn_resnet20` with `cbam` on `scenes`\n\n## Model details\n")
     expected = {
         "Model details": [
-            "color images of 64 x 48 pixels, 2 classes: `disc`, `ring`.",
+            "color images of 48 x 64 pixels, 2 classes: `disc`, `ring`.",
             "272,995",
             "40.8 M",
             "ef56",

@@ -23,6 +23,12 @@ def brief(self: Any) -> str:  # noqa: ANN401 - becomes a method `__repr__`
     return text if len(text) <= LONGEST else text[: LONGEST - 2] + "…)"
 
 
+def in_pixels(size: Sequence[float]) -> str:
+    """Return a size `(height, width)` as people write it, the width first."""
+    height, width = size
+    return f"{width:g} x {height:g}"
+
+
 def short(value: Any) -> str:  # noqa: ANN401
     """Return a short repr of one value."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):

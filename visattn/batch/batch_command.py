@@ -142,7 +142,7 @@ def batch_command(
                 err=True,
             )
         telling = _Telling(bar)
-        ledger = Ledger(items, journal, batches, telling, options["max_bytes"], wanted)
+        ledger = Ledger(items, journal, batches, telling, asked.how, wanted)
         for text in check_model(model, ledger, journal, work, accept=options["accept_changes"]):
             note(quiet, text)
         journal.start()

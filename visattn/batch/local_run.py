@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from torch import nn
 
-from visattn._support.types import MAX_BYTES
 from visattn._support.untrusted import inside
 from visattn.batch.image_sources import Batches
 from visattn.batch.image_work import Batch, Work, done
 from visattn.batch.items import Item
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.wanted import Wanted
+from visattn.core.pipeline.preprocessing import Preprocessing
 
 
 class Outcome(NamedTuple):
@@ -45,7 +45,7 @@ class Ledger:
         journal: Journal,
         batches: Batches,
         told: Callable[[Entry], None] = lambda entry: None,
-        max_bytes: int = MAX_BYTES,
+        how: Preprocessing | None = None,
         wanted: Wanted | None = None,
     ) -> None:
         """Open a ledger.
@@ -55,38 +55,68 @@ class Ledger:
             journal: Journal of the run, in the output folder.
             batches: Batches that are computed. Which images share a batch does not depend on what was done before.
             told: Function that is called with each entry once it is in the journal.
-            max_bytes: Largest size of a file that is read.
+            how: How images are read.
             wanted: Files that are written for each image; an image for which the journal names others is computed again.
         """
         self.outcome = Outcome(0, 0, 0)
         self.spare = journal.path.with_name(f".{journal.path.name}.files")
         self._items, self._journal, self._batches, self._told = items, journal, batches, told
-        self._max_bytes, self._wanted = max_bytes, wanted
+        self._reading, self._wanted = (how or Preprocessing()).reading, wanted
 
     def first_kept(self) -> tuple[Item, Entry] | None:
         """Return the first image that an earlier run explained with these settings, and whose results are kept; None if there is none."""
         for first in self._batches.first(len(self._items)):
             some = self._items[first : first + self._batches.size]
-            if first in self._journal.comparable and self._is_done(some, first):
-                return some[0], self._journal.known[first]
+            failed = self._failed(some, first)
+            if failed is None:
+                continue
+            for number, item in enumerate(some, start=first):
+                if number in self._journal.comparable and number not in failed:
+                    return item, self._journal.known[number]
         return None
 
     def left(self) -> Iterator[Batch]:
         """Yield the batches that must be computed.
 
-        A batch is left out if the journal knows all its images with the same content and without an error, and their files are there. So
-        a run that was interrupted gives the files of one that was not.
+        A batch is left out if the journal knows all its images with the same content, and the files of those without an error are there.
+        So a run that was interrupted gives the files of one that was not. An image that failed is tried again alone, if it can be read
+        now; with its batch, if that has files of its own.
         """
         for first in self._batches.first(len(self._items)):
             some = self._items[first : first + self._batches.size]
-            if not self._is_done(some, first):
-                if self._wanted:
-                    self._journal.intend(file for item in some for file in self._wanted.names(item.name, first))
-                yield Batch(first, some)
+            failed = self._failed(some, first)
+            again = [number for number in failed or () if self._is_readable(number)]
+            if failed is None or (again and self._is_one_result(first)):
+                yield self._intended(first, some)
                 continue
-            self.outcome = self.outcome._replace(kept=self.outcome.kept + len(some))
+            yield from (self._intended(number, [self._items[number]]) for number in again)
             for number in range(first, first + len(some)):
-                self._told(self._journal.known[number])
+                if number not in again:
+                    self._keep(self._journal.known[number])
+
+    def _is_one_result(self, first: int) -> bool:
+        """Check whether files are written of a batch as a whole."""
+        return self._wanted is None or bool(self._wanted.of_batch(first))
+
+    def _intended(self, first: int, some: Sequence[Item]) -> Batch:
+        """Return a batch after noting its files in the journal."""
+        if self._wanted:
+            self._journal.intend(file for item in some for file in self._wanted.names(item.name, first))
+        return Batch(first, some)
+
+    def _keep(self, entry: Entry) -> None:
+        """Count and tell an entry of an earlier run."""
+        failed = bool(entry.error)
+        written, kept, before = self.outcome
+        self.outcome = Outcome(written, kept + (not failed), before + failed)
+        self._told(entry)
+
+    def _is_readable(self, number: int) -> bool:
+        try:
+            self._items[number].photo(**self._reading)
+        except Exception:  # of any library; it was told, and is the reason why the image failed
+            return False
+        return True
 
     def settle(self, entries: Sequence[Entry]) -> None:
         """Enter the images of a batch in the journal."""
@@ -98,17 +128,23 @@ class Ledger:
         for entry in entries:
             self._told(entry)
 
-    def _is_done(self, some: Sequence[Item], first: int) -> bool:
-        for number, item in enumerate(some, start=first):
-            entry = self._journal.known.get(number)
-            if entry is None or entry.error or (entry.image, entry.name) != (item.source, item.name):
-                return False
-            if self._wanted and entry.outputs.keys() != self._wanted.names(item.name, first):
-                return False
-            whole = all(self._is_whole(*output) for output in entry.outputs.items())
-            if not whole or item.digest(self._max_bytes) != entry.sha256:
-                return False
-        return not self._gone(first + len(some))
+    def _failed(self, some: Sequence[Item], first: int) -> list[int] | None:
+        """Return the numbers of the images of a batch that failed, if all others are done; None if there is more to do."""
+        known = [self._journal.known.get(number) for number in range(first, first + len(some))]
+        failed = [entry.number for entry in known if entry and entry.error]
+        settled = all(self._is_done(item, entry, first) for item, entry in zip(some, known, strict=True))
+        return failed if settled and not self._gone(first + len(some)) else None
+
+    def _is_done(self, item: Item, entry: Entry | None, first: int) -> bool:
+        """Check whether an image has failed, or its results are there and it is as it was."""
+        if entry is None or (entry.image, entry.name) != (item.source, item.name):
+            return False
+        if entry.error:
+            return True
+        if self._wanted and entry.outputs.keys() != self._wanted.names(item.name, first):
+            return False
+        whole = all(self._is_whole(*output) for output in entry.outputs.items())
+        return whole and item.digest(self._reading["max_bytes"]) == entry.sha256
 
     def _is_whole(self, output: str, digest: str) -> bool:
         """Check whether a file is there, as it was written."""
@@ -120,7 +156,7 @@ class Ledger:
 
     def _gone(self, number: int) -> list[int]:
         """Return the numbers, from this one to the end of its batch, of images that are not given any more."""
-        rest = range(number, -(-number // self._batches.size) * self._batches.size)
+        rest = range(max(number, len(self._items)), -(-number // self._batches.size) * self._batches.size)
         return [number for number in rest if number in self._journal.known]
 
 

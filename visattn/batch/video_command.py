@@ -94,6 +94,6 @@ def video_command(
     source = opened(film, asked.how, looks)
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     made = write_film(unwrapped(model), source, target, asked, looks, style)
+    result(as_json, [(made.path, made.provenance)])
     describe(quiet, made.provenance)
     note(quiet, f"{target}: {made.frames} frames, {target.stat().st_size / 1e6:.1f} MB")
-    result(as_json, [(made.path, made.provenance)])

@@ -17,6 +17,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
+from visattn._support.reprs import in_pixels
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.loading.blueprints import Blueprint
 from visattn.core.records import split_call
@@ -112,7 +113,7 @@ def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
             maps = made(torch.zeros(1, blueprint.channels, *blueprint.size))
     except Exception as error:  # the model may raise anything
         cause = (str(error) or type(error).__name__).splitlines()[0]
-        raise UnsupportedModel(f"{name}: gives no map at {blueprint.size[0]} x {blueprint.size[1]} pixels ({cause}).") from error
+        raise UnsupportedModel(f"{name}: gives no map at {in_pixels(blueprint.size)} pixels ({cause}).") from error
     if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel is the score of the one class
         larger = f", or enlarge {option('img_size')}" if maps.ndim == 4 and maps.shape[1] > 1 else ""
         raise UnsupportedModel(

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an undecodable file name must not break its own error message
             stream.reconfigure(errors="backslashreplace")
-    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    warnings.showwarning = partial(_show_warning, set())
     if not debug:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
@@ -185,6 +186,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _show_warning(message: Warning | str, *_details: object) -> None:
-    kind = "" if isinstance(message, VisattnNote) else "warning: "
-    click.echo(f"visattn: {kind}{one_line(str(message))}", err=True)
+def _show_warning(told: set[str], message: Warning | str, *_details: object) -> None:
+    """Print a warning, or a note that was not told before."""
+    text = one_line(str(message))
+    if not isinstance(message, VisattnNote):
+        click.echo(f"visattn: warning: {text}", err=True)
+    elif text not in told:
+        click.echo(f"visattn: {text}", err=True)
+        told.add(text)

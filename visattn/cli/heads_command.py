@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +13,7 @@ from visattn._support.tables import Row, to_csv, to_json, to_text, without_nan
 from visattn._support.types import Property
 from visattn._support.whole_files import check_output, check_png, write_whole
 from visattn.core.command_line.late import Command
-from visattn.core.command_line.questions import model_of
+from visattn.core.command_line.questions import choices_of, model_of
 from visattn.core.command_line.shared_options import (
     files_read,
     model_options,
@@ -104,13 +105,14 @@ def heads_command(
     gated = options["method"] == "gates"
     if options["by_layer"]:
         refuse_beside("--by-layer", ("layer",))
+    chosen = _chosen(options)
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
     Style(**style_of(options)).opaque()  # raises for values out of range before any file is read
     _check_head(options["head"], kind)
     if kind in ("matrix", "stats"):
         refuse_beside(f"--{kind}", tuple(style_of(options)))
-    target = output or Path(f"{as_file(image).stem}.{model_of(options)}{kind}.png")
+    target = output or Path(".".join([f"{as_file(image).stem}.{model_of(options)}{kind}", *chosen, "png"]))
     if not options["stats"]:
         check_png(target)
     if output is not None or not options["stats"]:
@@ -143,20 +145,20 @@ def heads_command(
     if gated:
         page = _gates(recording, prepared, options)
         written = write_whole(target, to_png(page))
-        describe(quiet, seen)
         result(as_json, [(written, page.provenance)])
+        describe(quiet, seen)
         return
     if kind == "matrix":
         page = _matrix(recording, _number(options["layer"]), options["head"])
         written = write_whole(target, to_png(page))
-        describe(quiet, page.provenance)
         result(as_json, [(written, page.provenance)])
+        describe(quiet, page.provenance)
         return
     assert question is not None  # noqa: S101 - only statistics and matrices have none
     page = _page(answer(recording, prepared, question), kind, options)
     written = write_whole(target, to_png(page))
-    describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
+    describe(quiet, page.provenance)
 
 
 def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
@@ -200,6 +202,12 @@ def _of_model(image: Path, options: dict[str, Any], question: Any) -> tuple[Any,
     prepared = prepare(photo, model, **preparing(options))
     (recording,) = looked(model, [prepared], question, seed=options["seed"])
     return prepared, recording
+
+
+def _chosen(options: Mapping[str, Any]) -> list[str]:
+    """Return the parts of the output's file name that state layer, head and query, where they are not the default ones."""
+    every = {"layer": "all", "head": "all", "query": "auto"}
+    return choices_of({name: None if options[name] == whole else options[name] for name, whole in every.items()}, every)
 
 
 def _kind(options: dict[str, Any]) -> str:

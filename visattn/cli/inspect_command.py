@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._support.checks import printable
+from visattn._support.reprs import in_pixels
 from visattn._support.tables import to_json, to_text
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.shared_options import Size, talk_options
@@ -117,7 +118,7 @@ def inspect_command(
     if as_json:
         click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
         return
-    size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
+    size = in_pixels(spec.size) + (f" (any multiple of {in_pixels(spec.stride)})" if spec.dynamic else "")
     size += " (assumed)" if "size" in spec.assumed() else ""
     head = "classifier" if spec.classifier else "no classification head"
     reading = recording.reading

@@ -11,6 +11,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import is_folder
+from visattn._support.reprs import in_pixels
 from visattn._support.types import MapFormat
 from visattn._support.whole_files import check_outputs, check_png, result_names, write_whole
 from visattn.core.command_line.each import Each
@@ -93,17 +94,21 @@ def overlay_command(
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
+    told: set[str] = set()
     for i, photo in each.readable(images, options):
         if draw is None:  # load the model only once there is a readable photo
             draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, question_of(options))
+        drawn: list[tuple[Path, Provenance]] = []
         with each.photo(images[i]):
-            rows.append(_written(draw(photo), targets[i], options["save_map"]))
-            describe(quiet, rows[-1][1])
-            done += 1
+            drawn.append(_written(draw(photo), targets[i], options["save_map"]))
         del photo  # frees memory before the next photo is read
-        if not as_json:
-            result(False, rows)
-            rows.clear()
+        if as_json:
+            rows += drawn
+        else:
+            result(False, drawn)
+        for _, provenance in drawn:
+            describe(quiet, provenance, told)
+        done += len(drawn)
     if as_json:
         result(True, rows)
     return each.exit_code(done)
@@ -126,12 +131,16 @@ def _draw_study(
     targets = _targets(tuple(Path(view.provenance.image or images[0].stem) for view in views), output, kind_of(options))
     check_outputs(targets, overwrite=overwrite, inputs=images)
     rows: list[tuple[Path, Provenance]] = []
+    told: set[str] = set()
     for view, target, of_view, question in zip(views, targets, stored, asked, strict=True):
         found = view.explanation(of_view) if question is None else view.answer(question)
         picture, provenance = found.draw(**drawing_of(options))
         rows.append((write_whole(target, to_png(picture, provenance)), provenance))
-        describe(quiet, provenance)
-    result(as_json, rows)
+        if not as_json:
+            result(False, rows[-1:])
+        describe(quiet, provenance, told)
+    if as_json:
+        result(True, rows)
     return 0
 
 
@@ -244,8 +253,8 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
             attention_map, geometry = loaded
             if geometry.photo != (size := (photo.height, photo.width)):
                 if attention_map.provenance.image_sha256 == source.sha256:
-                    told = f"belongs to this photo with {geometry.photo[0]} x {geometry.photo[1]} pixels"
-                    raise MapError(f"{source.name}: the map {told}, got {size[0]} x {size[1]}. Compute the map again.")
+                    told = f"belongs to this photo with {in_pixels(geometry.photo)} pixels"
+                    raise MapError(f"{source.name}: the map {told}, got {in_pixels(size)}. Compute the map again.")
                 geometry = geometry.resized(size)
             made_for = attention_map.provenance
             if made_for.image_sha256 not in ("", None, source.sha256):

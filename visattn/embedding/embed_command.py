@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES = ".html", ".htm", ".npz"
 _STATES = ".states"  # ending of the folder from which an interrupted run goes on
+_PLACES = "first", "second"  # folders in it, one for each model
 MAX_MB = 60.0  # repeated from `visattn.viewer.page`, which imports torch
 _DIMENSIONS = "2", "3"
 _OF_IMAGES = "groups", "labels", "masks", "texts"  # options of `gather` that have an entry for each image
@@ -109,7 +110,7 @@ def embed_command(
     heads = numbers_of(options["heads"])
     from visattn.batch import apart, items_of, masks_of, texts_of
     from visattn.embedding import save_html, save_npz
-    from visattn.embedding.keeping import forget
+    from visattn.embedding.keeping import continuing
     from visattn.embedding.saving import laid_out
 
     items = items_of(images, but=apart(images, options["masks"]))
@@ -126,26 +127,25 @@ def embed_command(
         told["masks"] = masks_of(items, options["masks"])
     states = target.with_name(target.name + _STATES)
     check_own_folder(states)
-    space, *others = [
-        _gathered(name, weights, options, photos, heads, {**told, "keep": states / place})
-        for name, weights, place in (
-            (options["model"], options["weights"], "first"),
-            (options["compare"], options["compare_weights"], "second"),
-        )
-        if name
-    ]
     how: Any = {"method": options["layout"], "dimensions": int(options["dimensions"]), "criterion": options["criterion"]}
     how |= {"heads": heads, "seed": options["seed"]}
-    if target.suffix.lower() == ".npz":
-        save_npz(space, target, overwrite=True, **how)
-    else:
-        save_html(space, target, compare=next(iter(others), None), overwrite=True, max_mb=options["max_mb"], **how)
-    for kept in (states / "first", states / "second", states):
-        forget(kept)
+    with continuing(states, _PLACES) as places:
+        space, *others = [
+            _gathered(name, weights, options, photos, heads, {**told, "keep": place})
+            for name, weights, place in (
+                (options["model"], options["weights"], places[0]),
+                (options["compare"], options["compare_weights"], places[1]),
+            )
+            if name
+        ]
+        if target.suffix.lower() == ".npz":
+            save_npz(space, target, overwrite=True, **how)
+        else:
+            save_html(space, target, compare=next(iter(others), None), overwrite=True, max_mb=options["max_mb"], **how)
     shown = laid_out(space, how)
+    result(as_json, [(target, shown)])
     describe(quiet, shown)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
-    result(as_json, [(target, shown)])
 
 
 def _named(target: Path) -> Path:

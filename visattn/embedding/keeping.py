@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,13 +79,26 @@ class Kept:
         return self._folder / f"{number:06}.safetensors"
 
 
-def forget(folder: Path) -> None:
-    """Delete what was kept in a folder, and the folder if nothing else is in it."""
-    for pattern in _NAMES:
-        for file in folder.glob(pattern):
+@contextmanager
+def continuing(folder: Path, names: Sequence[str]) -> Iterator[list[Path]]:
+    """Give places for what is kept; delete it if the `with` block succeeds. If it fails, only what the next run goes on from stays.
+
+    Args:
+        folder: Folder of the places. Files of somebody else in it stay.
+        names: Names of the places.
+
+    Yields:
+        The places, as folders that need not exist.
+    """
+    places = [folder / name for name in names]
+    try:
+        yield places
+        for file in (file for place in places for pattern in _NAMES for file in place.glob(pattern)):
             file.unlink(missing_ok=True)
-    with suppress(OSError):  # files of somebody else, or a link
-        folder.rmdir()
+    finally:
+        for place in (*places, folder):
+            with suppress(OSError):  # it is not there, or something is in it
+                place.rmdir()
 
 
 def alike(one: OneImage, other: OneImage) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from visattn._support.checks import printable
 from visattn._support.files import regular
 from visattn._support.language import worded
+from visattn._support.reprs import in_pixels
 from visattn._support.typed import typed
 from visattn.core.geometry import Geometry
 from visattn.core.images import MAX_PIXELS, ImageFacts, decode, stating
@@ -121,7 +122,7 @@ def _view(facts: ViewFacts, file: _File) -> View:
         stating(photo, ImageFacts(printable(provenance.image), provenance.image_sha256))
     geometry = Geometry.from_dict(facts["geometry"])
     if geometry.photo != (photo.height, photo.width):
-        raise ValueError(f"its photo has {photo.height} x {photo.width} pixels, not {geometry.photo[0]} x {geometry.photo[1]}")
+        raise ValueError(f"its photo has {photo.width} x {photo.height} pixels, not {in_pixels(geometry.photo)}")
     layouts = [layout_of(layout) for layout in facts["layouts"]]
     recording = Recording(
         records=[_record(record, layouts, read) for record in facts["records"]],

@@ -84,11 +84,12 @@ def view_command(
         from visattn.studies import html_of
 
         write_whole(target, html_of(study, **page).encode())
+    result(as_json, [(target, study[0].provenance)])
+    told: set[str] = set()
     for view in study:
         maps = {"maps": ", ".join(view.maps)} if view.maps else {}
-        describe(quiet, view.provenance.but(method="view", parameters={"model": view.provenance.model, **maps}))
+        describe(quiet, view.provenance.but(method="view", parameters={"model": view.provenance.model, **maps}), told)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
-    result(as_json, [(target, study[0].provenance)])
 
 
 def _named(target: Path) -> Path:

@@ -17,7 +17,7 @@ def rows(options: Options) -> Iterator[Row]:
     progress("films")
     count = 24 if options.quick else FRAMES
     for codec, found in run_json(sys.executable, "bench.films", str(count)).items():
-        about = f"{count} frames, 240 x 320, {codec}, rollout, view beside"
+        about = f"{count} frames, 320 x 240, {codec}, rollout, view beside"
         told = f"{found['whole'] / found['bare']:.2f} x {found['bare']:.1f} s"
         yield unbounded({"film": about, "what": "whole / forward passes alone"}, told)
         if (found["read"], found["rate"]) != (count, 30):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -155,16 +156,34 @@ def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, lo
 
 def _common(every: Sequence[Provenance]) -> Provenance:
     """Return what is true of the maps of all frames; what is true of some, such as a class and its score, is left out."""
-    first, count = every[0], len(every)
+    first = every[0]
     own: dict[str, Any] = {"image_sha256": None, "scores": (), "sinks": ()}
     own = {name: none for name, none in own.items() if any(getattr(one, name) != getattr(first, name) for one in every)}
     targets = {text.partition(" = ")[0] for one in every for text in one.target}  # without the score
     noun = noun_of(first.scores[0]["outputs"]) if first.scores else "class"
     top = "the top class of each frame" if noun == "class" else f"the largest {noun} of each frame"
     target = tuple(targets) if len(targets) == 1 else (top,) * bool(targets)
-    warnings = Counter(text for one in every for text in one.warnings)
-    told = tuple(text if found == count else f"{text} (in {found} of {count} frames)" for text, found in warnings.items())
-    return replace(first, target=target, warnings=told, **own)
+    return replace(first, target=target, warnings=_each_once([one.warnings for one in every]), **own)
+
+
+def _each_once(every: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the warnings of frames, each kind once: those of all frames, and one of each other kind with the number of its frames."""
+    found = Counter(text for one in every for text in one)
+    of_all = [text for text, times in found.items() if times == len(every)]
+    kinds: dict[frozenset[str], list[str]] = {}
+    for one in every:
+        for kind, text in {_kind(text): text for text in one if text not in of_all}.items():
+            kinds.setdefault(kind, []).append(text)
+    return (*of_all, *(f"{some[0]} (in {len(some)} of {len(every)} frames{_own(some)})" for some in kinds.values()))
+
+
+def _kind(warning: str) -> frozenset[str]:
+    """Return what warnings share that differ in their numbers alone: the words, in the singular."""
+    return frozenset(word.removesuffix("s") for word in re.findall("[A-Za-z]{2,}", warning))
+
+
+def _own(texts: Sequence[str]) -> str:
+    return ", each with its own numbers" if len(set(texts)) > 1 else ""
 
 
 def _scales(maps: Sequence[AttentionMap], style: Style) -> list[tuple[float, float]]:

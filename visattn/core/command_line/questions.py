@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from visattn.errors import OptionError
 if TYPE_CHECKING:
     from visattn.core.pipeline.question import Question
 
-__all__ = ["kind_of", "model_of", "parameters", "question_of", "short_name"]
+__all__ = ["choices_of", "kind_of", "model_of", "parameters", "question_of", "short_name"]
 
+_CHOICES = "target", "versus", "prompt", "layer", "head", "query"  # in this order in a file name, before other parameters
+_PLAIN = "target", "prompt", "query"  # whose values tell what they are
 _LONGEST = 40  # characters of a choice in a file name
 _DIGEST = 6  # characters that tell two long names apart
 
@@ -45,13 +47,20 @@ def parameters() -> tuple[str, ...]:
 
 def kind_of(options: dict[str, Any]) -> str:
     """Return the part of the output's file name that states the method and the choices of what it shows."""
-    parts = ["overlay" if options["method"] == "auto" else options["method"]]
-    for name in ("target", "versus", "layer", "head", "query"):
-        if options.get(name) is not None:
-            value = re.sub(r"[^\w-]+", "_", str(options[name]))[:_LONGEST].strip("_")
-            plain = name in ("target", "query") and not value.isdigit()
-            parts.append(value if plain else f"{name}_{value}")
-    return ".".join(parts)
+    method = "overlay" if options["method"] == "auto" else options["method"]
+    return ".".join([method, *choices_of(options, dict.fromkeys((*_CHOICES, *parameters())))])
+
+
+def choices_of(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return a part of a file name for each of these options that is given."""
+    return [_part(name, options[name]) for name in names if options.get(name) is not None]
+
+
+def _part(name: str, value: object) -> str:
+    if value is True:
+        return name
+    text = _shortened(re.sub(r"[^\w-]+", "_", str(value)).strip("_"), str(value))
+    return text if name in _PLAIN and not text.isdigit() else f"{name}_{text}"
 
 
 def model_of(options: Mapping[str, Any]) -> str:
@@ -72,7 +81,11 @@ def short_name(source: str) -> str:
     """
     kind, path = re.fullmatch(r"([a-z-]+:)?(.*)", source, re.DOTALL).groups("")  # type: ignore[union-attr] # anything matches
     names = [name for name in path.split("/") if name not in ("", ".", "..")]
-    name = re.sub(r"[^\w-]+", "_", kind + "_".join(names[-2:])).strip("_") or "model"
+    return _shortened(re.sub(r"[^\w-]+", "_", kind + "_".join(names[-2:])).strip("_") or "model", source)
+
+
+def _shortened(name: str, source: str) -> str:
+    """Return a name of at most 40 characters; of a longer one the end is a digest of its source."""
     if len(name) <= _LONGEST:
         return name
     return f"{name[: _LONGEST - _DIGEST - 1]}_{sha256(source.encode(errors='surrogateescape')).hexdigest()[:_DIGEST]}"

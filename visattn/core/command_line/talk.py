@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from visattn._support.checks import printable
-from visattn._support.reprs import in_runs
+from visattn._support.reprs import in_pixels, in_runs
 from visattn._support.tables import to_json
 from visattn.core.provenance import Provenance
 
 __all__ = ["describe", "note", "result"]
+
+_OF_PICTURE = ("interpolation",)  # parameters that say nothing about the map
 
 
 def note(quiet: bool, *lines: str) -> None:
@@ -21,22 +23,26 @@ def note(quiet: bool, *lines: str) -> None:
             click.echo(f"visattn: {printable(line)}", err=True)
 
 
-def describe(quiet: bool, provenance: Provenance) -> None:
-    """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr."""
-    given = provenance.parameters
+def describe(quiet: bool, provenance: Provenance, told: set[str] | None = None) -> None:
+    """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr.
+
+    Args:
+        quiet: Whether to print the warnings only.
+        provenance: Record of the result.
+        told: Notes and warnings of earlier results of the run, which are not repeated; those of this one are added.
+    """
+    told = set() if told is None else told
+    given = {name: value for name, value in provenance.parameters.items() if name not in _OF_PICTURE}
     given = given | {"query": in_runs(given["query"].split("+"), "+")} if "+" in str(given.get("query")) else given
     parameters = ", ".join(f"{name} {value}" for name, value in given.items())
-    note(
-        quiet,
-        f"{provenance.image}: {provenance.method} ({parameters})",
-        *(f"{provenance.image}: {text}" for text in _input(provenance)),
-        *(
-            f"{provenance.image}: {text}"
-            for text in (*provenance.target, *_scale(provenance), *_box(provenance), *provenance.notes)
-        ),
-    )
-    for text in provenance.warnings:
+    about = (*_input(provenance), *provenance.notes)
+    details = (*provenance.target, *_scale(provenance), *_box(provenance), *(text for text in about if text not in told))
+    note(quiet, f"{provenance.image}: {provenance.method} ({parameters})", *(f"  {text}" for text in details))
+    fresh = [text for text in provenance.warnings if text not in told]
+    again = len(provenance.warnings) - len(fresh)
+    for text in [*fresh, *[f"{again} warning{'s' * (again > 1)} as above"] * bool(again)]:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
+    told.update(about, provenance.warnings)
 
 
 def _input(provenance: Provenance) -> list[str]:
@@ -44,8 +50,9 @@ def _input(provenance: Provenance) -> list[str]:
     facts = {name: fact for name, fact in provenance.preprocessing.items() if fact["source"] != "model"}
     if not facts:
         return []
-    told = {name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({fact['source']})" for name, fact in facts.items()}
-    return ["input: " + "; ".join(f"{name} {text}" for name, text in told.items())]
+    told = {name: ", ".join(f"{value:g}" for value in fact["value"]) for name, fact in facts.items()}
+    told |= {"size": in_pixels(facts["size"]["value"])} if "size" in facts else {}
+    return ["input: " + "; ".join(f"{name} {text} ({facts[name]['source']})" for name, text in told.items())]
 
 
 def _scale(provenance: Provenance) -> list[str]:

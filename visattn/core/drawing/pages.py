@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,10 @@ def bar_of(heat: Heatmap, style: Style) -> Bar:
     return Bar(style.colors(heat.signed), ends, f"{heat.meaning}, {scale}")
 
 
+_LEGIBLE = 224  # least width of a picture above a band of text
+_LANDSCAPE = (
+    1.5**0.5
+)  # width of a photo of 3 to 2 divided by the root of its area: text grows with wider ones as with one of their area
 _ROOMY = 120  # width of panels whose captions fit at 12 pixels; at 11, words run together
 
 
@@ -132,9 +137,15 @@ def side_by_side(
     return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
 
 
+def enlargement(picture: Image.Image) -> int:
+    """Return the factor by which a picture is enlarged above a band, so that text fits the band: a whole one, 1 for most photos."""
+    return math.ceil(_LEGIBLE / picture.width)
+
+
 def captioned(picture: Image.Image, lines: Sequence[str] = (), bar: Bar | None = None) -> Image.Image:
     """Add a color bar and lines of text on a white band below a picture; the picture's own pixels stay unchanged."""
-    font = font_of(max(12, picture.width // 45))
+    side = min(picture.width, round(_LANDSCAPE * math.sqrt(picture.width * picture.height)))
+    font = font_of(max(12, side // 45))
     beside = bar is not None and _label_start(bar, picture.width, font) + text_width(bar.label, font) + GAP <= picture.width
     if bar is not None and not beside:
         lines = [bar.label, *lines]

@@ -12,6 +12,7 @@ from PIL import Image
 from visattn._support.checks import between, one_of
 from visattn._support.language import worded
 from visattn._support.options import with_options
+from visattn._support.reprs import in_pixels
 from visattn._support.typed import typed
 from visattn.core.drawing.marks import WHITE, outline, ring
 from visattn.core.drawing.overlays import on_scale, ringed
@@ -52,9 +53,9 @@ class Panels:
         """Resize photo and map to the panel size; see `contact_sheet`. With `ranges`, the range is below a panel in any case."""
         whole = as_image(photo)
         if geometry.photo != (whole.height, whole.width):
-            size = " x ".join(map(str, geometry.photo))
+            size = in_pixels(geometry.photo)
             raise ShapeError(
-                f"the photo must have the geometry's {size} pixels, got {whole.height} x {whole.width}. "
+                f"the photo must have the geometry's {size} pixels, got {whole.width} x {whole.height}. "
                 "Pass the photo that the geometry was made for."
             )
         height = max(1, round(whole.height * panel / whole.width))

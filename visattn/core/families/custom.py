@@ -9,6 +9,7 @@ from typing import Any
 import timm.data
 from torch import nn
 
+from visattn._support.reprs import in_pixels
 from visattn.core.capturing import ModelDescription, Placement
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.sizes import first_size
@@ -81,8 +82,8 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
         height, width = input_size
         if height * columns != width * rows and height * rows == width * columns:
             raise LayoutError(
-                f"a grid of {rows} x {columns} over an input of {height} x {width} pixels gives patches that are not square. "
-                f"Pass grid=({columns}, {rows}) if rows and columns are swapped, or leave grid out to trace the tokens."
+                f"a grid of {rows} rows and {columns} columns over an input of {in_pixels(input_size)} pixels gives patches that are "
+                f"not square. Pass grid=({columns}, {rows}) if rows and columns are swapped, or leave grid out to trace the tokens."
             )
         tokens = TokenLayout("tokens", names, (rows, columns), Box(0, 0, height, width))
         pooled = [TokenLayout("patches", (), tokens.grid, tokens.box)] if queries != keys else []  # without the prefix

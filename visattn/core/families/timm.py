@@ -13,6 +13,7 @@ from visattn._support.faces import Later
 from visattn._support.language import worded
 from visattn._support.memory import OfStructure
 from visattn._support.parts import Parts, parts_of
+from visattn._support.reprs import in_pixels
 from visattn.core.capturing import ModelDescription
 from visattn.core.families.published import of_timm
 from visattn.core.families.spec import InputSpec, per_channel, sources
@@ -84,7 +85,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     elif asked is not None and size != asked:
         side = asked[0] if asked[0] == asked[1] else asked
         raise OptionError(
-            f"{type(model).__name__} takes only {size[0]} x {size[1]} pixels, got {asked[0]} x {asked[1]}. "
+            f"{type(model).__name__} takes only {in_pixels(size)} pixels, got {in_pixels(asked)}. "
             + worded(f"Build it for this size: load_model or timm.create_model with img_size={side}.", "Leave --img-size out.")
         )
     config["input_size"] = (3, *size)

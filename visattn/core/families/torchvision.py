@@ -14,6 +14,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from visattn._support.language import option, worded
 from visattn._support.parts import Parts, parts_of
+from visattn._support.reprs import in_pixels
 from visattn.core.capturing import ModelDescription
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.published import of_torchvision
@@ -81,7 +82,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
         sized = worded(f"load_model(img_size={size[0]}) or image_size={size[0]}", f"--img-size {size[0]}")
         wanted = sized if size[0] == size[1] else f"a square {option('img_size')}"
         raise OptionError(
-            f"{type(model).__name__} takes only {side} x {side} pixels, got {size[0]} x {size[1]}. Build it with {wanted}."
+            f"{type(model).__name__} takes only {side} x {side} pixels, got {in_pixels(size)}. Build it with {wanted}."
         )
     scale = min(size) / side  # the crop keeps its share of the resized image
     step: Any = getattr(model, "patch_size", 1)

@@ -12,6 +12,7 @@ import timm.data
 from torch import Tensor, nn
 
 from visattn._support.language import option
+from visattn._support.reprs import in_pixels
 from visattn.core.capturing import ModelDescription
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.families.owners import library
@@ -87,7 +88,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     """
     blueprint, changed = _stored(model)
     if asked is not None and asked != blueprint.size:
-        size, got = (" x ".join(map(str, pair)) for pair in (blueprint.size, asked))
+        size, got = in_pixels(blueprint.size), in_pixels(asked)
         raise OptionError(f"the model was trained at {size} pixels, got {got}. Leave {option('img_size')} out.")
     return InputSpec(
         size=blueprint.size,

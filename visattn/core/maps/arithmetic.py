@@ -12,6 +12,7 @@ import torch
 
 from visattn._support.checks import one_of, shown
 from visattn._support.language import option, worded
+from visattn._support.reprs import in_pixels
 from visattn._support.typed import typed
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.attention_maps import AttentionMap
@@ -297,7 +298,7 @@ def _counted(one: AttentionMap) -> NDArray[np.bool_]:
 
 def _frame_words(one: AttentionMap) -> str:
     top, left, bottom, right = one.layout.box
-    size = " x ".join(map(str, one.facts.input_size or ("unknown size",)))
+    size = in_pixels(one.facts.input_size) if one.facts.input_size else "unknown size"
     axes = "".join(f", {name} {count}" for name, count in zip(one.axes, one.values.shape, strict=False))
     cells = " x ".join(map(str, one.layout.grid))
     return f"{cells} cells over y {top:g} to {bottom:g}, x {left:g} to {right:g} of an input of {size}{axes}"

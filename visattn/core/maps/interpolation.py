@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from visattn._support.checks import one_of
+from visattn._support.reprs import in_pixels
 from visattn._support.types import Interpolation
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.heatmaps import Heatmap
@@ -59,8 +60,7 @@ def _check_fit(source: Any, geometry: Geometry) -> None:  # noqa: ANN401
     else:
         fits = size == geometry.input
     if not fits:
-        made = " x ".join(f"{side:g}" for side in size or (box.bottom, box.right))
-        given = " x ".join(map(str, geometry.input))
+        made, given = in_pixels(size or (box.bottom, box.right)), in_pixels(geometry.input)
         raise MapError(
             f"the map was made for {made} input pixels, but the geometry has {given}. Pass the geometry of this photo."
         )

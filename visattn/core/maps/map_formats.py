@@ -105,7 +105,7 @@ def read_image(stream: IO[bytes], kind: str) -> tuple[schema.Facts, Grid] | Grid
     """
     with Image.open(stream, formats=[kind]) as image:
         if image.width * image.height > schema.MOST_VALUES:
-            raise ValueError(f"its {image.height} x {image.width} values are more than {schema.MOST_VALUES:,}")
+            raise ValueError(f"its {image.width} x {image.height} values are more than {schema.MOST_VALUES:,}")
         if image.mode not in _GRAY:
             raise ValueError("a map is an image of one gray channel; this one has colors")
         if kind == "TIFF" and _has_more_pages(image):

@@ -46,6 +46,10 @@ class Region(NamedTuple):
         place = f"x {left:g} to {right:g}, y {top:g} to {bottom:g}{of}"
         return f"box of the pixels {what.format(self.share.value)}: {place}"
 
+    def enlarged(self, factor: int) -> Region:
+        """Return the region in a photo that is enlarged by a factor."""
+        return self._replace(box=Box(*(factor * side for side in self.box)))
+
     def facts(self) -> dict[str, Any]:
         """Return the region as plain values for provenance."""
         return {"of": str(self.share), **self.box._asdict(), "parts": self.parts, "words": self.words()}

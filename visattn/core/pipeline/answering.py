@@ -121,7 +121,7 @@ def answer(
         attention_map = replace(attention_map, provenance=attention_map.provenance.but(notes=(dropped,)))
     if geometry.share < _MUCH:
         fit = option("resize", "fit")
-        unseen = f"the model received {geometry.share:.0%} of the photo; {fit} shows it all of it"
+        unseen = f"the model received {geometry.share:.0%} of the photo; with {fit} it receives all"
         attention_map = replace(attention_map, provenance=attention_map.provenance.but(warnings=(unseen,)))
     if chosen.targeted and not bool(attention_map.values.nan_to_num().any()):
         empty = "the map is zero everywhere: no positive evidence for the target, so the image is left unchanged"

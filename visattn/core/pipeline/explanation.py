@@ -15,7 +15,7 @@ from PIL import Image
 
 from visattn._support.faces import Later
 from visattn._support.options import with_options
-from visattn._support.reprs import in_runs
+from visattn._support.reprs import in_pixels, in_runs
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.core.drawing.style_options import StyleOptions
@@ -127,7 +127,8 @@ class Explanation:
             mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
             box: `mass:0.5` or `quantile:0.9`: the bounding box of the largest part of this mask is drawn too; see `AttentionMap.box`.
             legend: Whether to draw the color bar with the values of its ends on a band below the picture.
-            caption: Whether to write the predicted class, its probability and the target on a band below the picture.
+            caption: Whether to write the predicted class, its probability and the target on a band below the picture. A photo that is
+                narrower than 224 pixels is enlarged above a band: each of its pixels becomes a square.
             style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions and sampled points.
                 Components of a PCA become red, green and blue; no style applies to them.
 
@@ -157,12 +158,26 @@ class Explanation:
         picture: Image.Image = colored
         record = colored.provenance
         bar = pages.bar_of(heat, chosen) if legend and "uncolored" not in record.drawing else None
+        factor = pages.enlargement(self.photo) if caption or bar else 1
+        if factor > 1:
+            picture = self._enlarged(factor)._redrawn(mass, region and region.enlarged(factor), chosen)
         if caption or bar:
             lines = [*self._caption(chosen.rings), *([region.words()] if region else [])]
             picture = pages.captioned(picture, lines if caption else (), bar)
-        settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
+        settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption, "enlarged": factor}
         record = record.but(drawing=record.drawing | settings | {"box": region and region.facts()})
         return pictures.carrying(picture, record), record
+
+    def _enlarged(self, factor: int) -> Explanation:
+        """Return the explanation of the photo in which each pixel is a square of so many pixels a side."""
+        height, width = (side * factor for side in self.geometry.photo)
+        photo = self.photo.resize((width, height), Image.Resampling.NEAREST)
+        return replace(self, photo=photo, geometry=self.geometry.resized((height, width)))
+
+    def _redrawn(self, mass: float | None, region: Region | None, style: Style) -> Picture:
+        """Draw the picture that was drawn on the photo before it was enlarged."""
+        heat = self.heatmap(style.interpolation)
+        return self._drawn(self.photo, heat=heat, mass=mass, region=region, style=style, quiet=True)
 
     def _drawn(
         self,
@@ -192,11 +207,11 @@ class Explanation:
 
     def _caption(self, rings: bool = True) -> list[str]:
         """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
-        facts, seen, (height, width) = self.provenance, self.geometry.seen(), self.geometry.photo
+        facts, seen, photo = self.provenance, self.geometry.seen(), self.geometry.photo
         how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
         lines = [*facts.target[:1], how]
-        if (seen.height, seen.width) != (height, width):
-            lines.append(f"the model received {seen.height:g} x {seen.width:g} of {height} x {width} pixels")
+        if (seen.height, seen.width) != photo:
+            lines.append(f"the model received {in_pixels((seen.height, seen.width))} of {in_pixels(photo)} pixels")
         marked = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
         if rings and marked:
             lines.append(f"rings: {', '.join(marked)}")

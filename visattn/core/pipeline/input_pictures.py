@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
 
 _PIXELS = "pixel_values"  # what every model of transformers calls its picture
+_SHOWN = 100  # characters of a text in a message
 _SAME = 1e-3  # largest difference between pixels that one processor made twice, with and without its fast path
 
 
@@ -126,9 +128,12 @@ def place_of(given: GivenInputs, own: Prepared | None, picture: str | None) -> s
         OptionError: If there is no picture, or several may be it.
     """
     if picture is not None:
-        if not isinstance(given.leaves.get(picture), Tensor):
-            raise OptionError(f"no input '{printable(picture)}' is a picture. Choose one of: {given.listed()}.")
-        return picture
+        leaf = given.leaves.get(picture)
+        if isinstance(leaf, Tensor):
+            return picture
+        if isinstance(leaf, (str, os.PathLike)):
+            raise OptionError(f"the input {printable(picture)} is text, not a picture. {_opening(leaf)}")
+        raise OptionError(f"no input '{printable(picture)}' is a picture. Choose one of: {given.listed()}.")
     choices = _places_of_photo(given, own) if own is not None else [_PIXELS][: _PIXELS in given.leaves] or list(given.images)
     if len(choices) == 1:
         return choices[0]
@@ -136,7 +141,15 @@ def place_of(given: GivenInputs, own: Prepared | None, picture: str | None) -> s
         first = printable(choices[0])
         how = worded(f"image='{first}'", f"--image-input {first}")
         raise OptionError(f"each of the inputs {given.listed()} may be the picture. Name it: {how}.")
-    raise OptionError(f"inputs have no picture ({given.listed()}). Pass the photo too, or among the inputs.")
+    texts = [_opening(leaf) for leaf in given.leaves.values() if isinstance(leaf, (str, os.PathLike))]
+    raise OptionError(
+        " ".join([f"inputs have no picture ({given.listed()}). Pass the photo too, or among the inputs.", *texts[:1]])
+    )
+
+
+def _opening(text: str | os.PathLike[str]) -> str:
+    """Say how a picture that is named by text is given among inputs."""
+    return f"Open the picture first: visattn.load_image({os.fspath(text)[:_SHOWN]!r}), or PIL.Image.open for a file."
 
 
 def _places_of_photo(given: GivenInputs, own: Prepared) -> list[str]:

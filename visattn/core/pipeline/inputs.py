@@ -28,7 +28,7 @@ from visattn._support.faces import Later
 from visattn._support.language import option
 from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
-from visattn._support.reprs import brief
+from visattn._support.reprs import brief, in_pixels
 from visattn._support.typed import check_types
 from visattn.core.families import InputSpec, input_spec
 from visattn.core.families.spec import STATED, Source, normalized
@@ -260,7 +260,7 @@ def _assumptions(spec: InputSpec) -> tuple[str, ...]:
     if not (names := spec.assumed()) or not spec.why:
         return ()
     values = {
-        "size": f"size {spec.size[0]} x {spec.size[1]}",
+        "size": f"size {in_pixels(spec.size)}",
         "mean": f"mean {', '.join(f'{value:g}' for value in spec.mean)}",
         "std": f"std {', '.join(f'{value:g}' for value in spec.std)}",
     }

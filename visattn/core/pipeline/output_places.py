@@ -182,8 +182,8 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
                 f"no pixel belongs to {name}, so it has no score: its largest value is {highest:.3g}, not above {least:g}."
             )
         others = [_channel(other, target)[1] for other in torch.unique(masks[0].argmax(0)).tolist()]
-        rank = "Predicted" if word == "logit" else "Largest somewhere"
-        raise OptionError(f"no pixel belongs to {name}, so it has no score. {rank} are {', '.join(others[:8])}.")
+        there = f"Pixels belong to {class_names.listed(others)}" if len(others) > 1 else f"All belong to {others[0]}"
+        raise OptionError(f"no pixel belongs to {name}, so it has no score. {there}.")
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
         mask_scores = masks_in(output)[0][:, index]

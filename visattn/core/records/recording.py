@@ -13,6 +13,7 @@ from torch import Tensor
 from visattn._support.checks import printable, shown
 from visattn._support.modes import in_own_modes
 from visattn._support.notes import warn
+from visattn._support.reprs import in_pixels
 from visattn._support.types import Kind
 from visattn.core.operators.softmax import unblocked
 from visattn.core.provenance import Provenance
@@ -72,7 +73,7 @@ class Recording(Sequence[AttentionRecord]):
         known = self.layers
         named = ", ".join(known if len(known) < 4 else [known[0], "…", known[-1]])
         features = f", {len(self.features)} features" if self.features else ""
-        size = " x ".join(map(str, self.input_size))
+        size = in_pixels(self.input_size)
         model = printable(self.provenance.model)[:80]
         return f"<Recording of {model}: {len(self)} attention calls ({named[:150]}){features}, input {size}>"
 

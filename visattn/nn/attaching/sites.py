@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from visattn._support.checks import printable, suggest
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
+from visattn._support.reprs import in_pixels
 from visattn.errors import OptionError, ShapeError
 from visattn.nn.attaching.forwards import Flow
 from visattn.nn.attaching.trail import AnyLayout, Layout
@@ -100,8 +101,7 @@ def follow(model: nn.Module, example: object) -> Flow | Exception:
                     f"the model failed on the example: {_line(problem)}. Pass example= as the model takes it: a tensor, a tuple of "
                     "arguments or a dict of named ones."
                 ) from problem
-            height, width = _size(model)
-            failure = Exception(f"the model failed on an input of {height} x {width}: {_line(problem)}")
+            failure = Exception(f"the model failed on an input of {in_pixels(_size(model))}: {_line(problem)}")
         else:
             return flow
     return failure

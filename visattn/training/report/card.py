@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from visattn._support.checks import printable
+from visattn._support.reprs import in_pixels
 from visattn.training.config import Config, Recipe
 from visattn.training.report.costs import Cost
 
@@ -116,7 +117,7 @@ def card(
         reached,
         origin,
         what=(
-            f"An image classifier: {'gray' if channels == 1 else 'color'} images of {height} x {width} pixels, "
+            f"An image classifier: {'gray' if channels == 1 else 'color'} images of {in_pixels((height, width))} pixels, "
             f"{len(data.classes)} classes: {_first(data.classes)}.",
             data.meaning,
             f"Network: {code(config.model)}, "

@@ -16,6 +16,7 @@ from visattn._support.checks import printable
 from visattn._support.extras import installed
 from visattn._support.language import option
 from visattn._support.notes import warn
+from visattn._support.reprs import in_pixels
 from visattn._support.types import Split
 from visattn._support.whole_files import check_output, write_whole
 from visattn.captioning import Captioner, CaptionerBlueprint, Vocabulary, caption_scores, save_captioner, split
@@ -233,10 +234,10 @@ class Captioning(Task):
             reached,
             origin,
             what=(
-                f"Show, Attend and Tell with {config.attention} attention: images of {height} x {width} pixels, captions from a "
+                f"Show, Attend and Tell with {config.attention} attention: images of {in_pixels((height, width))} pixels, captions from a "
                 f"vocabulary of {len(self.blueprint.words) - 2} words.",
                 f"Encoder: {code(config.model)}, with a feature map of {grid[0]} x {grid[1]} cells. The receptive field of a cell is "
-                f"{field[0]} x {field[1]} pixels, {percent(field[0] / height)} of the image height (measured with gradients).",
+                f"{in_pixels(field)} pixels, {percent(field[0] / height)} of the image height (measured with gradients).",
                 "The initial state of the decoder is "
                 + ("computed from the mean of the features." if config.first == "mean" else "learned, the same for every image."),
                 f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters.",

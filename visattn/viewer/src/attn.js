@@ -177,7 +177,7 @@ class Reader {
       throw new Error("its photo is damaged");
     }
     const [height, width] = view.geometry.photo;
-    need(picture.height === height && picture.width === width, `its photo has ${picture.height} x ${picture.width} pixels, not ${height} x ${width}`);
+    need(picture.height === height && picture.width === width, `its photo has ${picture.width} x ${picture.height} pixels, not ${width} x ${height}`);
     picture.close();
     return URL.createObjectURL(blob);
   }
