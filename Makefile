@@ -62,7 +62,7 @@ release: $(READY)  ## build wheels and source distributions, and try them everyw
 wheel: $(READY)  ## the wheel in a new environment
 	$(BIN)/python scripts/wheel.py
 
-oldest:  ## set up the oldest versions that visattn allows, for the tests: make clean oldest test
+oldest:  ## set up the oldest versions that visattn allows, then: make test
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python scripts/oldest.py > $(VENV)/oldest.txt
 	@$(BIN)/python scripts/install.py -e ".[dev]" --constraint $(VENV)/oldest.txt
