@@ -74,18 +74,25 @@ class Environment:
         """Run one of its programs in a folder beside it."""
         own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
         own["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{own['PATH']}"
-        place = self.folder.with_name(f"{self.folder.name}-files")
-        place.mkdir(exist_ok=True)
+        self._files.mkdir(exist_ok=True)
         started = time.monotonic()
         command = [str(self.folder / "bin" / program), *words]
         try:
             done = subprocess.run(
-                command, cwd=place, env=own, capture_output=True, text=True, errors="replace", timeout=_LIMIT, check=False
+                command, cwd=self._files, env=own, capture_output=True, text=True, errors="replace", timeout=_LIMIT, check=False
             )
         except subprocess.TimeoutExpired:
             return Outcome(name, 124, _LIMIT, f"still ran after {_LIMIT:.0f} s")
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         return Outcome(name, done.returncode, time.monotonic() - started, said[-1] if said else "")
+
+    def tidy(self) -> None:
+        """Delete the files that its programs wrote."""
+        shutil.rmtree(self._files, ignore_errors=True)
+
+    @property
+    def _files(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}-files")
 
     def _packages(self) -> Path:
         return next((self.folder / "lib").glob("python3.*/site-packages"))

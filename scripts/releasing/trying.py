@@ -17,7 +17,7 @@ from releasing.record import Outcome, failed
 _SCENE = "import visattn; visattn.explain('scenes_vit', 'scene:7').save('scene.png')"
 QUICK = (
     ("visattn doctor", "visattn", "doctor", "--imports"),
-    ("visattn demo", "visattn", "demo", "-q", "--overwrite", "-o", "demo"),
+    ("visattn demo", "visattn", "demo", "-q", "-o", "demo"),
     ("visattn overlay", "visattn", "overlay", "photo:chelsea", "--model", "tf_efficientnet_lite0", "-q", "-o", "chelsea.png"),
     ("three lines of Python", "python", "-c", _SCENE),
 )
@@ -38,6 +38,7 @@ def with_python(python: Python, files: Distributions, folder: Path) -> list[Outc
 
 
 def _first_commands(environment: Environment, kind: str, installed: Outcome) -> list[Outcome]:
+    environment.tidy()
     return [_named(kind, one) for one in (installed, *(environment.run(*command) for command in QUICK))]
 
 
