@@ -62,8 +62,11 @@ release: $(READY)  ## build wheels and source distributions, and try them everyw
 wheel: $(READY)  ## the wheel in a new environment
 	$(BIN)/python scripts/wheel.py
 
-oldest: $(READY)  ## the oldest versions of what visattn needs, for the tests
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python scripts/oldest.py)
+oldest:  ## set up the oldest versions that visattn allows, then: make test
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python scripts/oldest.py > $(VENV)/oldest.txt
+	@$(BIN)/python scripts/install.py -e ".[dev]" --constraint $(VENV)/oldest.txt
+	@touch $(CORE) $(READY)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .bench visattn.egg-info

@@ -88,3 +88,33 @@ def test_what_the_owner_fills_in_reaches_its_files(owner: Any, tmp_path: Path) -
     assert "  - name: B. Two\n" in (tmp_path / "CITATION.cff").read_text()
     assert "Write to a@example.org." in re.sub(r"<!--.*?-->", "", (tmp_path / "SECURITY.md").read_text(), flags=re.DOTALL)
     assert f"repo_url: {values['source']}" in (tmp_path / "mkdocs.yml").read_text()
+
+
+def test_a_check_writes_nothing_and_names_what_is_stale(
+    owner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "owner.toml").write_text('authors = "A. One"\nemail = " "\n')
+    before = (tmp_path / "CITATION.cff").read_text()
+    monkeypatch.setattr("sys.argv", ["owner.py", "--check"])
+    assert owner["main"]() == 1
+    said = capsys.readouterr().out
+    assert "CITATION.cff: run python scripts/owner.py" in said
+    assert "owner.toml: email" in said
+    assert "owner.toml: authors" not in said
+    assert (tmp_path / "CITATION.cff").read_text() == before
+
+
+def test_what_was_filled_in_can_be_changed_and_emptied(owner: Any, tmp_path: Path) -> None:
+    before = (tmp_path / "CITATION.cff").read_text()
+    for name in ("A. One", "B. Two", ""):
+        (tmp_path / "owner.toml").write_text(f'authors = "{name}"\n')
+        owner["main"]()
+        assert (f"- name: {name}\n" in (tmp_path / "CITATION.cff").read_text()) is bool(name)
+    assert (tmp_path / "CITATION.cff").read_text() == before
+
+
+@pytest.mark.parametrize("marks", ["", "# owner\n# end of owner\n# owner\n# end of owner\n"])
+def test_a_file_without_its_marks_is_refused(owner: Any, tmp_path: Path, marks: str) -> None:
+    (tmp_path / "mkdocs.yml").write_text(marks)
+    with pytest.raises(SystemExit, match="must contain the marks"):
+        owner["missing"]()

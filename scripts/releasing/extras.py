@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
-from releasing.environments import Environment, Outcome
+from releasing.environments import Environment
+from releasing.record import Outcome
 
 _STUDY = "import visattn; visattn.study('scenes_vit', 'scene:7').widget()"
 _HF = "import visattn; visattn.load_model('hf:nothing/here')"
 _SCORES = "from visattn.captioning.metrics import cider; print(cider([['a', 'cat']], [[['a', 'cat']]]))"
 _TRAIN = "train classify --data scenes --epochs 0.01 --train-count 32 --test-count 8 --workers 0 --tensorboard -o run"
+_YOLO = (
+    "from ultralytics import YOLO; import visattn; "
+    "visattn.explain(YOLO('yolo11n-cls.yaml').model, 'photo:coffee', method='gradcam').save('yolo.png')"
+)
+NETWORKS = "networks"  # the others are tried with it
 COMMANDS = {
+    NETWORKS: "overlay scene:7 --model scenes_vit",
     "flow": "overlay scene:7 --model scenes_vit --method attention_flow",
     "figures": "stats scene:7 --model scenes_vit -o stats",
     "attribution": "overlay scene:7 --model scenes_cnn --method captum.saliency",
@@ -24,30 +32,49 @@ COMMANDS = {
     "umap": "embed scene:7 scene:8 --model scenes_vit --layout umap -o space.html",
     "video": "video photo:coffee --walk 2 --model scenes_vit --method attention -o walk.mp4",
     "ray": "batch scene:7 --model scenes_vit --engine ray -o maps",
+    "ultralytics": _YOLO,
 }
 WORKS = {"hf": "not found"}  # the end of what a command says that reaches the library and has no network
+IMPORTED = {"ultralytics": "No module named 'ultralytics'"}  # its users import it themselves, so visattn has nothing to say
 
 
-def matrix(base: Environment, wheels: Path, folder: Path) -> bool:
-    """Try each extra without and with it; print a row for each, and return whether one failed."""
-    wrong = []
-    for extra, command in COMMANDS.items():
-        without = _tried(base, extra, command, folder / f"{extra}-without")
-        own = Environment(folder / extra, base=base)
+class Trial(NamedTuple):
+    """What was seen of an extra.
+
+    Attributes:
+        installed: What pip did.
+        without: What the command did before.
+        after: What it did after.
+    """
+
+    installed: Outcome
+    without: Outcome
+    after: Outcome
+
+
+def tried(extra: str, base: Environment, python: str, wheels: Path) -> list[Outcome]:
+    """Try the command of an extra without and with it; return what each did, with status 0 if that was right."""
+    without = _run(base, extra)
+    with Environment(base.folder.with_name(f"extra-{extra}"), python, base) as own:
         installed = own.install("--find-links", str(wheels), f"visattn[{extra}]")
-        after = _tried(own, extra, command, folder / f"{extra}-with")
-        own.remove()
-        says = without.status == 2 and f'pip install "visattn[{extra}]"' in without.last
-        works = installed.status == 0 and (after.status == 0 or after.last.endswith(WORKS.get(extra, "\0")))
-        print(f"{extra:16} without: {'its sentence' if says else without.last!r}; with: {'works' if works else after.last!r}")
-        if not (says and works):
-            wrong.append(extra)
-    print(f"{len(COMMANDS)} extras, {len(wrong)} wrong: {', '.join(wrong) or 'none'}")
-    return bool(wrong)
+        after = _run(own, extra)
+    return judged(extra, Trial(installed, without, after))
 
 
-def _tried(environment: Environment, extra: str, command: str, folder: Path) -> Outcome:
-    folder.mkdir()
+def judged(extra: str, trial: Trial) -> list[Outcome]:
+    """Return the outcomes with status 0 if they are right: the sentence without the extra, and success with it."""
+    sentence = IMPORTED.get(extra, f'pip install "visattn[{extra}]"')
+    says = trial.without.status != 0 and sentence in trial.without.last
+    works = trial.after.status == 0 or trial.after.last.endswith(WORKS.get(extra, "\0"))
+    return [
+        trial.installed,
+        trial.without._replace(name="without", status=int(not says)),
+        trial.after._replace(name="with", status=int(not works)),
+    ]
+
+
+def _run(environment: Environment, extra: str) -> Outcome:
+    command = COMMANDS[extra]
     if command.startswith(("import", "from")):
-        return environment.run(extra, "python", "-c", command, folder=folder)
-    return environment.run(extra, "visattn", *command.split(), folder=folder)
+        return environment.run(extra, "python", "-c", command)
+    return environment.run(extra, "visattn", *command.split())

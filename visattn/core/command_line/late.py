@@ -11,7 +11,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -19,10 +19,15 @@ from visattn._support.checks import printable, whole_number
 from visattn._support.other_words import instead_of, option_meant
 from visattn.errors import OptionError
 
-__all__ = ["Command", "LateCommand", "method_options"]
+if TYPE_CHECKING:
+    ValueKind = click.ParamType[Any]
+else:
+    ValueKind = click.ParamType  # generic since click 8.4
+
+__all__ = ["Command", "LateCommand", "ValueKind", "method_options"]
 
 Late = Callable[[], Sequence[click.Option]]
-_PLAIN: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+_PLAIN: dict[Any, ValueKind] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 _IMAGES = ("image", "images", "img", "input", "photo", "image-path")
 _BESIDE = ("image", "seed")  # commands have one image per map, and one option --seed for everything
 
@@ -115,7 +120,7 @@ class LateCommand(Command):
         return super().get_params(ctx)
 
 
-class OneOf(click.ParamType[Any]):
+class OneOf(ValueKind):
     """Option type that accepts several types: a number, one of some names, or any text."""
 
     def __init__(self, words: Sequence[str], kinds: Sequence[Any]) -> None:

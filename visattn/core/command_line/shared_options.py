@@ -11,6 +11,7 @@ import click
 
 from visattn._support.checks import between, whole_number
 from visattn._support.types import LARGEST_BATCH, Space, Task
+from visattn.core.command_line.late import ValueKind
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.pipeline.preprocessing import Preprocessing
@@ -46,7 +47,7 @@ _PREPARING = ("img_size", "resize", "mean", "std")
 DEFAULT_MODEL = "vit_small_patch14_dinov2.lvd142m"
 
 
-class Size(click.ParamType[Any]):
+class Size(ValueKind):
     """Option type for an input size: one side, or `HxW` (height, width)."""
 
     name = "SIDE|HxW"
@@ -59,7 +60,7 @@ class Size(click.ParamType[Any]):
         return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-class Numbers(click.ParamType[Any]):
+class Numbers(ValueKind):
     """Option type for several numbers, separated by commas."""
 
     name = "NUMBER,..."
