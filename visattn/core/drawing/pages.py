@@ -47,9 +47,8 @@ def bar_of(heat: Heatmap, style: Style) -> Bar:
 
 
 _LEGIBLE = 224  # least width of a picture above a band of text
-_LANDSCAPE = (
-    1.5**0.5
-)  # width of a photo of 3 to 2 divided by the root of its area: text grows with wider ones as with one of their area
+# width of a photo of 3 to 2 divided by the root of its area: text of a wider one has the size of one of its area
+_LANDSCAPE = 1.5**0.5
 _ROOMY = 120  # width of panels whose captions fit at 12 pixels; at 11, words run together
 
 
