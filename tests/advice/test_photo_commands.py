@@ -99,7 +99,7 @@ def test_masks_of_names_that_begin_alike_are_told_apart(masked: Path) -> None:
 def test_permissions_of_a_text_are_corrected(public_folder: Path) -> None:
     with owner():
         PHOTO.save(public_folder / "a.png")
-        (public_folder / "a.txt").write_text("a dog")
+        (public_folder / "a.txt").write_text("a dog", encoding="utf-8-sig")
         (public_folder / "a.txt").chmod(0)
     items = items_of([public_folder / "a.png"])
     with pytest.raises(
