@@ -77,4 +77,4 @@ def _run(environment: Environment, extra: str) -> Outcome:
     command = COMMANDS[extra]
     if command.startswith(("import", "from")):
         return environment.run(extra, "python", "-c", command)
-    return environment.run(extra, "visattn", *command.split())
+    return environment.run(extra, "python", "-m", "visattn", *command.split())  # an extra's environment has no script of its own
