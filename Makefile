@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 READY := $(VENV)/.ready
+OLDEST := .venv-oldest
 
 .PHONY: help demo test test-full lint bench bench-gpu evidence docs gallery release wheel oldest clean
 help:  ## what there is
@@ -62,11 +63,14 @@ release: $(READY)  ## build wheels and source distributions, and try them everyw
 wheel: $(READY)  ## the wheel in a new environment
 	$(BIN)/python scripts/wheel.py
 
-oldest:  ## set up the oldest versions that visattn allows, then: make test
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python scripts/oldest.py > $(VENV)/oldest.txt
-	@$(BIN)/python scripts/install.py -e ".[dev]" --constraint $(VENV)/oldest.txt
-	@touch $(CORE) $(READY)
+$(OLDEST)/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python scripts/oldest.py > $(OLDEST)/versions.txt
+	@$(OLDEST)/bin/python scripts/install.py -e ".[dev]" --constraint $(OLDEST)/versions.txt
+	@touch $@
+
+oldest: $(OLDEST)/.ready  ## the quick tests with the oldest versions that visattn allows, in an environment of their own
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n 2 --dist worksteal -m "not full and not evidence" -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 
 clean:  ## remove what was built
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .bench visattn.egg-info
+	rm -rf $(VENV) $(OLDEST) out build dist .pytest_cache .mypy_cache .ruff_cache .bench visattn.egg-info

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[1]
 IGNORED = shutil.ignore_patterns(
-    ".git", ".venv", "build", "dist", "out", ".bench", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+    ".git", ".venv*", "build", "dist", "out", ".bench", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
 
 

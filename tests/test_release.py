@@ -56,7 +56,7 @@ class Machine:
     def _sentence(self, words: Command) -> str:
         """Return what a command says in the environment without extras."""
         extras = sys.modules["releasing.extras"]
-        asked = [name for name, text in extras.COMMANDS.items() if words[1:] in (tuple(text.split()), ("-c", text))]
+        asked = [name for name, text in extras.COMMANDS.items() if words[1:] in (("-m", "visattn", *text.split()), ("-c", text))]
         if "release/plain/" not in words[0] or not asked:
             return ""
         return str(extras.IMPORTED.get(asked[0], f'error: Run: pip install "visattn[{asked[0]}]"'))
@@ -227,7 +227,7 @@ def demo_of_312(words: Command) -> str:
 
 
 def extra_video(words: Command) -> str:
-    return "no codec" if "/extra-video/" in words[0] and words[1] == "video" else ""
+    return "no codec" if "/extra-video/" in words[0] and words[3] == "video" else ""
 
 
 def extra_ray_is_not_found(words: Command) -> str:

@@ -9,6 +9,10 @@ from releasing.environments import Environment
 from releasing.record import Outcome
 
 _STUDY = "import visattn; visattn.study('scenes_vit', 'scene:7').widget()"
+_STATS = (
+    "from visattn.cli import main; from visattn.data import photo_path; "
+    "main(['stats', str(photo_path('coffee').parent), '--model', 'scenes_vit', '-o', 'stats'])"
+)
 _HF = "import visattn; visattn.load_model('hf:nothing/here')"
 _SCORES = "from visattn.captioning.metrics import cider; print(cider([['a', 'cat']], [[['a', 'cat']]]))"
 _TRAIN = "train classify --data scenes --epochs 0.01 --train-count 32 --test-count 8 --workers 0 --tensorboard -o run"
@@ -20,7 +24,7 @@ NETWORKS = "networks"  # the others are tried with it
 COMMANDS = {
     NETWORKS: "overlay scene:7 --model scenes_vit",
     "flow": "overlay scene:7 --model scenes_vit --method attention_flow",
-    "figures": "stats scene:7 --model scenes_vit -o stats",
+    "figures": _STATS,
     "attribution": "overlay scene:7 --model scenes_cnn --method captum.saliency",
     "cam": "overlay scene:7 --model scenes_cnn --method eigencam",
     "tensorboard": _TRAIN,
@@ -77,4 +81,4 @@ def _run(environment: Environment, extra: str) -> Outcome:
     command = COMMANDS[extra]
     if command.startswith(("import", "from")):
         return environment.run(extra, "python", "-c", command)
-    return environment.run(extra, "visattn", *command.split())
+    return environment.run(extra, "python", "-m", "visattn", *command.split())  # an extra's environment has no script of its own

@@ -45,12 +45,14 @@ def shared_pixels(picture: Image.Image) -> NDArray[np.uint8] | None:
     None is returned for an empty picture, and where Pillow keeps the pixels in several blocks, as above 16 MB.
     """
     shape = picture.height, picture.width, _CHANNELS
+    if 0 in shape:  # Pillow 11.3 crashes
+        return None
     try:
         _, capsule = picture.__arrow_c_array__()
     except (ValueError, MemoryError):
         return None
     pixels = _Array.from_address(_address(capsule, b"arrow_array"))
-    if not pixels.n_children or 0 in shape:
+    if not pixels.n_children:
         return None
     channels = pixels.children[0].contents
     if channels.length != math.prod(shape) or channels.offset or channels.n_buffers != 2:

@@ -98,7 +98,8 @@ def _flows(query: NDArray[np.float64], layers: list[NDArray[np.float64]]) -> NDA
         columns.append(j + (number + 1) * tokens)
         widths.append(layer[i, j])
     capacity = np.rint(np.concatenate(widths) / UNIT).astype(np.int32)
-    graph = coo_array((capacity, (np.concatenate(rows), np.concatenate(columns))), shape=(nodes, nodes)).tocsr()
+    places = np.concatenate(rows).astype(np.int32), np.concatenate(columns).astype(np.int32)  # SciPy 1.13 takes no others
+    graph = coo_array((capacity, places), shape=(nodes, nodes)).tocsr()
     ends = range(tokens * len(layers), tokens * (len(layers) + 1))
     flows: NDArray[np.float64] = np.array([maximum_flow(graph, source, end).flow_value for end in ends], np.float64)
     return flows / float(flows.sum())
