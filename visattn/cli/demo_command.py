@@ -130,7 +130,7 @@ def classes_page(model: Any) -> Any:  # noqa: ANN401 - a Picture
     photos = [Cell(one.photo) for one in found]
     maps = [Cell(one.overlay(), _evidence(one.provenance)) for one in found]
     facts = found[0].provenance.but(image=None, image_sha256=None)
-    bar = Bar("inferno", ("lowest", "highest"), "each panel on its own scale; outside the crop the photo is unchanged")
+    bar = Bar("inferno", ("lowest", "highest"), "each panel on its own scale; there is no map outside the crop")
     title = f"{facts.title}: evidence for the predicted class, Grad-CAM"
     return carrying(sheet([photos, maps], panel=300, title=title, bar=bar), facts)
 
