@@ -22,7 +22,7 @@ _YOLO = (
     "from ultralytics import YOLO; import visattn; "
     "visattn.explain(YOLO('yolo11n-cls.yaml').model, 'photo:coffee', method='gradcam').save('yolo.png')"
 )
-NETWORKS = {"hf": "hf:nothing/here: "}  # what a command says that reached the library; the sentence of the extra does not have it
+NETWORKS = "networks"  # the others are tried with it
 COMMANDS = {
     NETWORKS: "overlay scene:7 --model scenes_vit",
     "flow": "overlay scene:7 --model scenes_vit --method attention_flow",
