@@ -14,8 +14,10 @@ _STATS = (
     "main(['stats', str(photo_path('coffee').parent), '--model', 'scenes_vit', '-o', 'stats'])"
 )
 _HF = "import visattn; visattn.load_model('hf:nothing/here')"
-_SCORES = "from visattn.captioning.metrics import cider; print(cider([['a', 'cat']], [[['a', 'cat']]]))"
-_TRAIN = "train classify --data scenes --epochs 0.01 --train-count 32 --test-count 8 --workers 0 --tensorboard -o run"
+_SCORES = "from visattn.captioning.metrics import caption_scores; print(caption_scores(['a red star'], ['a red star']))"
+_TRAIN = (
+    "train classify --data scenes --epochs 0.01 --train-count 32 --test-count 8 --batch-size 8 --workers 0 --tensorboard -o run"
+)
 _YOLO = (
     "from ultralytics import YOLO; import visattn; "
     "visattn.explain(YOLO('yolo11n-cls.yaml').model, 'photo:coffee', method='gradcam').save('yolo.png')"
@@ -38,7 +40,7 @@ COMMANDS = {
     "ray": "batch scene:7 --model scenes_vit --engine ray -o maps",
     "ultralytics": _YOLO,
 }
-WORKS = {"hf": "not found"}  # the end of what a command says that reaches the library and has no network
+WORKS = {"hf": "hf:nothing/here: "}  # what a command says that reached the library; the sentence of the extra does not have it
 IMPORTED = {"ultralytics": "No module named 'ultralytics'"}  # its users import it themselves, so visattn has nothing to say
 
 
@@ -69,7 +71,7 @@ def judged(extra: str, trial: Trial) -> list[Outcome]:
     """Return the outcomes with status 0 if they are right: the sentence without the extra, and success with it."""
     sentence = IMPORTED.get(extra, f'pip install "visattn[{extra}]"')
     says = trial.without.status != 0 and sentence in trial.without.last
-    works = trial.after.status == 0 or trial.after.last.endswith(WORKS.get(extra, "\0"))
+    works = trial.after.status == 0 or WORKS.get(extra, "\0") in trial.after.last
     return [
         trial.installed,
         trial.without._replace(name="without", status=int(not says)),
