@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 # a command line that works, and the note
 COMMANDS = {
     "visattn overlay scene:7 --model scenes_vit -o folder": "",
-    "visattn overlay scene:7 --model own.py:plain --layer 1 --method gradcam": "gradcam (layer 1,",
+    "visattn overlay scene:7 --model own.py:plain --layer 1 --method gradcam": "gradcam (layer 1)",
     "visattn list scenes": "",
     "visattn overlay scene:7 --model scenes_vit --method attention --query 60,60": "understood as pixel:60,60",
 }

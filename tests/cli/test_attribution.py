@@ -28,8 +28,9 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
     code, out, err = run(
         "overlay", photo, *CNN, "--method", "captum.kernel_shap", *FEW, "--baseline", "mean", "--task", "classes"
     )
-    assert (code, out) == (0, "dog.tf_efficientnet_lite0.none.captum.kernel_shap.png\n")
-    made = facts("dog.tf_efficientnet_lite0.none.captum.kernel_shap.png")
+    name = "dog.tf_efficientnet_lite0.none.captum.kernel_shap.grid_size_2_3.baseline_mean.samples_16.png"
+    assert (code, out) == (0, f"{name}\n")
+    made = facts(name)
     assert made["method"] == "captum.kernel_shap"
     assert made["parameters"] == {
         "segments": "grid 2 x 3",
@@ -45,20 +46,30 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
+    ("method", "options", "named"),
     [
-        ("saliency", ("--signed",)),
-        ("input_x_gradient", ("--segments", "grid", "--num-segments", "6")),
-        ("ig", ("--steps", "3", "--batch-size", "2")),
-        ("smoothgrad", ("--samples", "3", "--noise", "0.1")),
-        ("occlusion", ("--num-segments", "6")),
-        ("shap", ("--samples", "20", "--num-segments", "6")),
-        ("lime", (*FEW, "--l1", "0", "--baseline", "black", "--target", "7", "--target-space", "prob")),
+        ("saliency", ("--signed",), "signed"),
+        ("input_x_gradient", ("--segments", "grid", "--num-segments", "6"), "segments_grid.num_segments_6"),
+        ("ig", ("--steps", "3", "--batch-size", "2"), "steps_3.batch_size_2"),
+        ("smoothgrad", ("--samples", "3", "--noise", "0.1"), "noise_0_1.samples_3"),
+        ("occlusion", ("--num-segments", "6"), "num_segments_6"),
+        ("shap", ("--samples", "20", "--num-segments", "6"), "num_segments_6.samples_20"),
+        (
+            "lime",
+            (*FEW, "--l1", "0.0", "--baseline", "black", "--target", "7", "--target-space", "prob"),
+            "target_7.target_space_prob.grid_size_2_3.baseline_black.samples_16.l1_0_0",
+        ),
     ],
 )
-def test_short_method_names_work_on_a_vit(method: str, options: tuple[str, ...], run: Run, photo: Path) -> None:  # noqa: F811
+def test_short_method_names_work_on_a_vit(
+    method: str,
+    options: tuple[str, ...],
+    named: str,
+    run: Run,  # noqa: F811
+    photo: Path,  # noqa: F811
+) -> None:
     code, out, _ = run("overlay", photo, *TINY, "--method", method, *options)
-    name = f"dog.{NAMED}.{method}{'.target_7' if '--target' in options else ''}.png"
+    name = f"dog.{NAMED}.{method}.{named}.png"
     assert (code, out) == (0, f"{name}\n")
     assert facts(name)["method"].startswith("captum.")
 
@@ -77,10 +88,11 @@ def test_slic_segments_a_photo(run: Run, tmp_path: Path) -> None:  # noqa: F811
         "--save-map",
         "map.npz",
     )
-    assert run("overlay", "coffee.png", *CNN, *options)[0] == 0
-    assert facts("coffee.tf_efficientnet_lite0.none.captum.lime.png")["parameters"]["segments"].startswith("slic ")
+    code, out, _ = run("overlay", "coffee.png", *CNN, *options)
+    assert code == 0
+    assert facts(out.strip())["parameters"]["segments"].startswith("slic ")
     assert run("overlay", "coffee.png", "--map", "map.npz", "-o", "again.png")[0] == 0
-    with Image.open("coffee.tf_efficientnet_lite0.none.captum.lime.png") as first, Image.open("again.png") as again:
+    with Image.open(out.strip()) as first, Image.open("again.png") as again:
         assert first.tobytes() == again.tobytes()
 
 

@@ -283,7 +283,7 @@ def test_doctor_names_extras_and_networks_that_are_missing(run: Run, monkeypatch
     monkeypatch.setattr(
         "visattn._support.extras.find_spec", lambda module: None if module in ("av", "visattn_networks") else object()
     )
-    monkeypatch.setattr("visattn.core.shipped._CHECKOUT", tmp_path)
+    monkeypatch.setattr("visattn.core.loading.networks._CHECKOUT", tmp_path)
     code, out, _ = run("doctor", "--json")
     found = {row["check"]: (row["state"], row["detail"]) for row in json.loads(out)}
     assert code == 0

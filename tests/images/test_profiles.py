@@ -218,4 +218,4 @@ def test_command_line_reports_the_color_conversion(
     with pytest.raises(SystemExit) as ended:
         main([command, str(wide_gamut), *tiny, "--color-profile", how, "--overwrite"])
     assert ended.value.code == 0
-    assert f"visattn: wide.png: {note}\n" in capfd.readouterr().err
+    assert f"visattn:   {note}\n" in capfd.readouterr().err

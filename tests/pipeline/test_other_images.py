@@ -79,7 +79,7 @@ def test_what_red_is_similar_to_is_red_and_nothing_else_down_to_the_pixel(tmp_pa
     )
     expected = {(1, 2), (6, 0)}  # red in the left half
     assert {(int(row), int(column)) for row, column in made.map.values.nonzero()} == expected
-    made.save(tmp_path / "out.png", interpolation="nearest", normalize="minmax", legend=False)
+    made.save(tmp_path / "out.png", interpolation="nearest", normalize="minmax", ground="photo")
     drawn = np.asarray(Image.open(tmp_path / "out.png").convert("RGB"))
     changed = (drawn != photo).any(2)
     lit = np.zeros((SIDE, SIDE), bool)

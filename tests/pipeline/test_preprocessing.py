@@ -120,7 +120,7 @@ def test_command_line_states_assumed_values(tmp_path: Path, capfd: pytest.Captur
         main(["overlay", str(tmp_path / "p.png"), *options])
     assert ended.value.code == 0
     out, err = capfd.readouterr()
-    assert "visattn: p.png: input: size 224, 224 (assumed); mean 0.485, 0.456, 0.406 (assumed); std" in err
+    assert "visattn:   input: size 224 x 224 (assumed); mean 0.485, 0.456, 0.406 (assumed); std" in err
     assert "visattn: warning: p.png: the model does not state its preprocessing; assumed: size 224 x 224; mean" in err
     preprocessing = json.loads(out)[0]["provenance"]["preprocessing"]
     assert {fact["source"] for fact in preprocessing.values()} == {"assumed"}

@@ -25,8 +25,7 @@ def brief(self: Any) -> str:  # noqa: ANN401 - becomes a method `__repr__`
 
 def in_pixels(size: Sequence[float]) -> str:
     """Return a size `(height, width)` as people write it, the width first."""
-    height, width = size
-    return f"{width:g} x {height:g}"
+    return f"{size[1]:g} x {size[0]:g}"
 
 
 def short(value: Any) -> str:  # noqa: ANN401

@@ -111,7 +111,7 @@ def _extras() -> str:
 
 
 def _networks() -> str:
-    from visattn.core.shipped import NETWORKS, network_path
+    from visattn.core.loading.networks import NETWORKS, network_path
 
     return str(network_path(NETWORKS[0]).parent)
 

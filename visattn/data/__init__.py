@@ -5,14 +5,9 @@ from typing import TYPE_CHECKING
 from visattn._support.faces import face
 
 if TYPE_CHECKING:
+    from visattn.core.loading.networks import CAPTIONERS as CAPTIONERS, NETWORKS as NETWORKS, network_path as network_path
     from visattn.core.loading.offline import OFFLINE_MODEL as OFFLINE_MODEL, offline_weights as offline_weights
-    from visattn.core.shipped import (
-        CAPTIONERS as CAPTIONERS,
-        NETWORKS as NETWORKS,
-        PHOTOS as PHOTOS,
-        network_path as network_path,
-        photo_path as photo_path,
-    )
+    from visattn.core.shipped import PHOTOS as PHOTOS, photo_path as photo_path
     from visattn.data import scenes as scenes
     from visattn.data.captions import CaptionDataset as CaptionDataset, load_captions as load_captions
     from visattn.data.image_dataset import ImageDataset as ImageDataset
@@ -22,7 +17,8 @@ else:
         __name__,
         {
             "visattn.core.loading.offline": ["OFFLINE_MODEL", "offline_weights"],
-            "visattn.core.shipped": ["CAPTIONERS", "NETWORKS", "PHOTOS", "network_path", "photo_path"],
+            "visattn.core.loading.networks": ["CAPTIONERS", "NETWORKS", "network_path"],
+            "visattn.core.shipped": ["PHOTOS", "photo_path"],
             ".": ["scenes"],
             ".captions": ["CaptionDataset", "load_captions"],
             ".labeled": ["ArrayDataset", "LabeledDataset", "load_labeled"],

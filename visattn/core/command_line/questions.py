@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["choices_of", "kind_of", "model_of", "parameters", "question_of", "short_name"]
 
-_CHOICES = "target", "versus", "prompt", "layer", "head", "query"  # in this order in a file name, before other parameters
+_CHOICES = "target", "versus", "target_space", "prompt", "layer", "head", "query"  # this order in a file name, before others
+_USUAL = {"target_space": "logit"}  # what goes without saying
 _PLAIN = "target", "prompt", "query"  # whose values tell what they are
 _LONGEST = 40  # characters of a choice in a file name
 _DIGEST = 6  # characters that tell two long names apart
@@ -48,7 +49,8 @@ def parameters() -> tuple[str, ...]:
 def kind_of(options: dict[str, Any]) -> str:
     """Return the part of the output's file name that states the method and the choices of what it shows."""
     method = "overlay" if options["method"] == "auto" else options["method"]
-    return ".".join([method, *choices_of(options, dict.fromkeys((*_CHOICES, *parameters())))])
+    stated = {name: value for name, value in options.items() if value != _USUAL.get(name)}
+    return ".".join([method, *choices_of(stated, dict.fromkeys((*_CHOICES, *parameters())))])
 
 
 def choices_of(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import filterfalse
 from pathlib import Path
 
 import click
@@ -36,9 +37,9 @@ def describe(quiet: bool, provenance: Provenance, told: set[str] | None = None) 
     given = given | {"query": in_runs(given["query"].split("+"), "+")} if "+" in str(given.get("query")) else given
     parameters = ", ".join(f"{name} {value}" for name, value in given.items())
     about = (*_input(provenance), *provenance.notes)
-    details = (*provenance.target, *_scale(provenance), *_box(provenance), *(text for text in about if text not in told))
+    details = (*provenance.target, *_scale(provenance), *_box(provenance), *filterfalse(told.__contains__, about))
     note(quiet, f"{provenance.image}: {provenance.method} ({parameters})", *(f"  {text}" for text in details))
-    fresh = [text for text in provenance.warnings if text not in told]
+    fresh = list(filterfalse(told.__contains__, provenance.warnings))
     again = len(provenance.warnings) - len(fresh)
     for text in [*fresh, *[f"{again} warning{'s' * (again > 1)} as above"] * bool(again)]:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
@@ -50,9 +51,11 @@ def _input(provenance: Provenance) -> list[str]:
     facts = {name: fact for name, fact in provenance.preprocessing.items() if fact["source"] != "model"}
     if not facts:
         return []
-    told = {name: ", ".join(f"{value:g}" for value in fact["value"]) for name, fact in facts.items()}
-    told |= {"size": in_pixels(facts["size"]["value"])} if "size" in facts else {}
-    return ["input: " + "; ".join(f"{name} {text} ({facts[name]['source']})" for name, text in told.items())]
+    parts = []
+    for name, fact in facts.items():
+        value = in_pixels(fact["value"]) if name == "size" else ", ".join(map("{:g}".format, fact["value"]))
+        parts.append(f"{name} {value} ({fact['source']})")
+    return ["input: " + "; ".join(parts)]
 
 
 def _scale(provenance: Provenance) -> list[str]:

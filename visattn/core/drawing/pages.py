@@ -141,6 +141,11 @@ def enlargement(picture: Image.Image) -> int:
     return math.ceil(_LEGIBLE / picture.width)
 
 
+def enlarged(picture: Image.Image, factor: int) -> Image.Image:
+    """Return the picture with each pixel as a square of so many pixels a side."""
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
 def captioned(picture: Image.Image, lines: Sequence[str] = (), bar: Bar | None = None) -> Image.Image:
     """Add a color bar and lines of text on a white band below a picture; the picture's own pixels stay unchanged."""
     side = min(picture.width, round(_LANDSCAPE * math.sqrt(picture.width * picture.height)))

@@ -22,9 +22,9 @@ from visattn._support.typed import typed
 from visattn.core import families
 from visattn.core.families.spec import sides
 from visattn.core.loading.hub_names import usual_name
+from visattn.core.loading.networks import NETWORKS, network_path
 from visattn.core.loading.prefixes import OPEN_CLIP, TORCHVISION, TRANSFORMERS
 from visattn.core.loading.weights import FACTS
-from visattn.core.shipped import NETWORKS, network_path
 from visattn.errors import ModelError, OptionError, ResourceError, UnsupportedModel
 
 if TYPE_CHECKING:

@@ -160,24 +160,16 @@ class Explanation:
         bar = pages.bar_of(heat, chosen) if legend and "uncolored" not in record.drawing else None
         factor = pages.enlargement(self.photo) if caption or bar else 1
         if factor > 1:
-            picture = self._enlarged(factor)._redrawn(mass, region and region.enlarged(factor), chosen)
+            photo, of_large = pages.enlarged(self.photo, factor), region and region.enlarged(factor)
+            large = replace(self, photo=photo, geometry=self.geometry.resized((photo.height, photo.width)))
+            heat = large.heatmap(chosen.interpolation)
+            picture = large._drawn(photo, heat=heat, mass=mass, region=of_large, style=chosen, quiet=True)
         if caption or bar:
             lines = [*self._caption(chosen.rings), *([region.words()] if region else [])]
             picture = pages.captioned(picture, lines if caption else (), bar)
         settings = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption, "enlarged": factor}
         record = record.but(drawing=record.drawing | settings | {"box": region and region.facts()})
         return pictures.carrying(picture, record), record
-
-    def _enlarged(self, factor: int) -> Explanation:
-        """Return the explanation of the photo in which each pixel is a square of so many pixels a side."""
-        height, width = (side * factor for side in self.geometry.photo)
-        photo = self.photo.resize((width, height), Image.Resampling.NEAREST)
-        return replace(self, photo=photo, geometry=self.geometry.resized((height, width)))
-
-    def _redrawn(self, mass: float | None, region: Region | None, style: Style) -> Picture:
-        """Draw the picture that was drawn on the photo before it was enlarged."""
-        heat = self.heatmap(style.interpolation)
-        return self._drawn(self.photo, heat=heat, mass=mass, region=region, style=style, quiet=True)
 
     def _drawn(
         self,
@@ -258,8 +250,7 @@ class Explanation:
             OptionError: If the ending is another one, or stands for a format of one grid and the map has several.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        ending = formats.map_format(Path(path))
-        content = files.save_map(self.map, self.geometry, ending)
+        content = files.save_map(self.map, self.geometry, formats.map_format(Path(path)))
         return whole_files.write_whole(whole_files.check_output(Path(path), overwrite=overwrite), content)
 
     def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401

@@ -1,0 +1,30 @@
+"""Small trained networks that come with the package `visattn-networks`; each has a model card, `README.md`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from visattn._support.checks import one_of
+from visattn._support.extras import need
+
+__all__ = ["CAPTIONERS", "NETWORKS", "network_path"]
+
+NETWORKS = ("scenes_cnn", "scenes_cnn_shortcut", "scenes_vit", "scenes_vit_shortcut")  # classifiers of `visattn.data.scenes`
+CAPTIONERS = ("captions_soft", "captions_hard", "captions_uniform")  # of the same scenes
+_PACKAGE = "visattn_networks"
+_CHECKOUT = Path(__file__).resolve().parents[3] / "models"  # where the package is made from
+
+
+def network_path(name: str) -> Path:
+    """Return the folder of a network in `NETWORKS` or `CAPTIONERS`.
+
+    Raises:
+        OptionError: If there is no network of that name.
+        MissingExtra: If the package with the networks is not installed.
+    """
+    folder = _CHECKOUT / one_of(name, (*NETWORKS, *CAPTIONERS), "network")
+    if folder.is_dir():
+        return folder
+    need(_PACKAGE, "networks", f"the network {name}")
+    return Path(str(import_module(_PACKAGE).__file__)).parent / name
