@@ -47,7 +47,7 @@ OPTIONS = {
 
 
 CHOICES = {
-    "transition_attention": ".start_layer_10.steps_3",
+    "transition_attention": ".target_space_prob.start_layer_10.steps_3",
     "rollout": ".weights_by_norm.residual_measured.discard_0_5.discard_over_layer",
     "norm_attention": ".layer_3.patch_1_1",
     "attention_flow": ".residual_0_4.start_layer_10",

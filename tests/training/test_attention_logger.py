@@ -716,7 +716,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         plain,
         {"images": images() * 9 - 4},
         OptionError,
-        r"images must lie in \[0, 1\] after their normalization is undone",
+        r"cannot be shown: they are .* after mean .* are undone, outside of \[0, 1\]",
     ),
     "mean": (
         plain,
@@ -724,7 +724,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         OptionError,
         r"mean and std must have 1 value or 3 \(one per channel\), got 2",
     ),
-    "NaN": (plain, {"images": images() * torch.nan}, OptionError, "got nan to nan"),
+    "NaN": (plain, {"images": images() * torch.nan}, OptionError, "pixels with NaN cannot be shown"),
     "channels": (
         lambda: nn.Sequential(nn.Conv2d(5, 4, 3), nn.Flatten()),
         {"images": torch.rand(2, 5, 9, 9)},

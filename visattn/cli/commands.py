@@ -10,7 +10,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +21,7 @@ from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn._support.whole_files import remove_unfinished
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
+from visattn.cli.sign_of_life import sign_of_life
 from visattn.cli.without_command import tour
 from visattn.core.command_line.faults import FULL, complain, fault, no_room, one_line
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
@@ -99,7 +100,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:  # the process runs this command alone
         gc.set_threshold(_COLLECT)
     debug = "--debug" in given
-    silence("-q" in given or "--quiet" in given)
+    quiet = "-q" in given or "--quiet" in given
+    silence(quiet)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an undecodable file name must not break its own error message
             stream.reconfigure(errors="backslashreplace")
@@ -108,7 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
     warnings.simplefilter("always", VisattnNote)
-    code = _run(given, debug)
+    with sign_of_life() if arguments is None and not (quiet or debug) else nullcontext():
+        code = _run(given, debug)
     if arguments is None and _COUNTING not in sys.modules:
         gc.freeze()  # no search for garbage at exit
     sys.exit(code)

@@ -142,7 +142,7 @@ def inspect_command(
     for table in (rows, gates):
         if table:
             click.echo(to_text(table))
-    click.echo(to_text(methods))
+    click.echo(to_text([row | {"applies": row["applies"].partition(". ")[0].rstrip(".")} for row in methods]))
     examples = [{"target": f"--{choice.option} {quote(choice.example)}", "what": choice.what} for choice in choices]
     click.echo(to_text(examples).rstrip())
 

@@ -134,8 +134,9 @@ class AttentionMap:
             OptionError: If the axis does not exist.
         """
         axis = self._axis(name)
-        parameters = self.provenance.parameters | {f"mean over {name}": int(self.values.shape[axis])}
-        return self._without(axis, self.values.mean(axis), replace(self.provenance, parameters=parameters))
+        known, count = self.provenance.parameters, self.values.shape[axis]
+        over = f"{known['mean']} and {count} {name}s" if "mean" in known else f"over {count} {name}s"
+        return self._without(axis, self.values.mean(axis), replace(self.provenance, parameters=known | {"mean": over}))
 
     def mass(self, share: float = 0.6) -> AttentionMap:
         """Return a 0/1 mask of the smallest set of cells that holds `share` of each grid's sum.

@@ -147,8 +147,7 @@ class Explanation:
         if "component" in self.map.axes:
             if chosen.transparent:
                 raise OptionError("components fill every pixel, so no layer is transparent. Leave transparent out.")
-            parts = overlays.rgb_components(self.photo, self.heatmap("nearest"))
-            return parts, parts.provenance
+            return (parts := overlays.rgb_components(self.photo, self.heatmap("nearest"))), parts.provenance
         heat = self.heatmap(chosen.interpolation)
         even = not heat.signed and scaling.nearly_even(float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid)))
         if chosen.normalize == "auto" and self.map.facts.pixelwise and not even:

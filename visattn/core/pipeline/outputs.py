@@ -160,16 +160,16 @@ class Meaning:
         """Describe the score of an output of one image, `(k,)`, and name the largest; `plain` if it is the score of this output alone."""
         best, shares = int(outputs.argmax()), self.probabilities(outputs)
         text = f"{score_name} = {score:.3g}"
+        this = "this" if plain else self.named(index)
         if shares is None:
-            this = "this" if plain else self.named(index)
             largest = (
                 f"{this} is the largest of {len(outputs)} {self.noun}s" if best == index else f"the largest is {self.named(best)}"
             )
             return text if len(outputs) == 1 else f"{text}; {largest}"
         rank = "predicted class" if self.noun == "class" else "most probable label"
-        which = (
-            f"{'this' if plain else self.named(index)} is the {rank}" if best == index else f"the {rank} is {self.named(best)}"
-        )
+        which = f"{this} is the {rank}" if best == index else f"the {rank} is {self.named(best)}"
+        if plain and best != index and not score_name.startswith("probability"):
+            text += f", its probability {float(shares[index]):.1%}"
         return f"{text}; {which}, with probability {float(shares[best]):.1%}"
 
 

@@ -25,6 +25,7 @@ from visattn.errors import OptionError, ShapeError
 
 __all__ = ["prepare_inputs", "prepare_tensor"]
 
+_GIVEN_PICTURE = "Or pass the picture that they show: image= of visattn.explain, photos= of visattn.prepare_tensor."
 _ROUNDING = 0.02  # rounding error of normalized images in half precision
 
 
@@ -154,17 +155,25 @@ def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | 
     if wrong is not None:
         raise OptionError(f"mean and std must have 1 value or {channels} (one per channel), got {wrong}.")
     low, high = pixels.aminmax()
+    if low.isnan():
+        raise OptionError(f"pixels with NaN cannot be shown. Remove the NaN from them.")
+    undone = ""
     if mean is not None or std is not None or low < 0 or high > 1:
         spec = input_spec(model)
         scale, shift = (
-            torch.tensor(per_channel(own if given is None else given, channels))[:, None, None]
-            for given, own in ((std, spec.std), (mean, spec.mean))
+            per_channel(own if given is None else given, channels) for given, own in ((std, spec.std), (mean, spec.mean))
         )
-        pixels = pixels * scale + shift
-        low, high = pixels.aminmax()
-    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN is refused too
+        whose = "given" if mean is not None and std is not None else "assumed" if spec.assumed() else "of the model"
+        undone = f" after mean {_listed(shift)} and std {_listed(scale)} ({whose}) are undone"
+        pixels = pixels * torch.tensor(scale)[:, None, None] + torch.tensor(shift)[:, None, None]
+    first, last = pixels.aminmax()
+    if not (first >= -_ROUNDING and last <= 1 + _ROUNDING):
         raise OptionError(
-            f"images must lie in [0, 1] after their normalization is undone, got {low:.3g} to {high:.3g}. Pass the mean= and std= "
-            "of their normalization, or photos=, to visattn.prepare_tensor."
+            f"pixels of {low:.3g} to {high:.3g} cannot be shown: they are {first:.3g} to {last:.3g}{undone}, outside of [0, 1]. Pass "
+            f"mean= and std= of their normalization. {_GIVEN_PICTURE}"
         )
     return pixels.clamp(0, 1)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
