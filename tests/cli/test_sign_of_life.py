@@ -25,7 +25,7 @@ def in_terminal(wait: float) -> str:
     """Run the code in a terminal, and return all that it wrote there."""
     process, terminal = pty.fork()
     if process == 0:
-        os.execv(sys.executable, [sys.executable, "-c", CODE.replace("WAIT", str(wait))])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-c", CODE.replace("WAIT", str(wait))])
     written = b""
     while True:
         try:

@@ -156,7 +156,7 @@ def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | 
         raise OptionError(f"mean and std must have 1 value or {channels} (one per channel), got {wrong}.")
     low, high = pixels.aminmax()
     if low.isnan():
-        raise OptionError(f"pixels with NaN cannot be shown. Remove the NaN from them.")
+        raise OptionError("pixels with NaN cannot be shown. Remove the NaN from them.")
     undone = ""
     if mean is not None or std is not None or low < 0 or high > 1:
         spec = input_spec(model)
