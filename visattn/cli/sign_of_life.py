@@ -1,4 +1,4 @@
-"""A sign of life in a terminal: a command that prints nothing for two seconds counts the seconds on a line that its next output replaces."""
+"""A sign of life in a terminal: a command without output for two seconds counts them on a line that its next output replaces."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def _input(provenance: Provenance) -> list[str]:
     parts = []
     for name, fact in facts.items():
         value = in_pixels(fact["value"]) if name == "size" else ", ".join(map("{:g}".format, fact["value"]))
-        parts.append(f"{name} {value} ({fact['source']})")
+        source = "for --img-size" if name == "size" and fact["source"] == "given" else fact["source"]
+        parts.append(f"{name} {value} ({source})")
     return ["input: " + "; ".join(parts)]
 
 

@@ -1,6 +1,6 @@
 // The photo with the map over it. The pointer selects the query; a click holds it, and the pointer then reads values.
 
-import { drawComponents, drawGrid, even, grayOf, hatch, regionOf } from "./colors.js";
+import { drawComponents, drawGrid, even, extentOf, grayOf, hatch, regionOf } from "./colors.js";
 import { element, ink, plain, sized } from "./dom.js";
 import { number } from "./page.js";
 import { boxOnPhoto, cellAt, cellBox, centerOf, nameOf, places, shapeOf } from "./tokens.js";
@@ -191,9 +191,13 @@ export class ImagePanel {
   #scale(range, shown) {
     this.bar.hidden = !range || even(range);
     const digits = range && this.page.state.get("scale") === "shared" && shown.record ? shown.record.digits : shown?.digits;
-    this.low.textContent = range ? number(range[0], digits) : "";
-    this.high.textContent = range ? `${number(range[1], digits)}${even(range) ? " (nearly even: no colors)" : ""}` : "";
-    if (!range) return;
+    if (!range) {
+      this.low.textContent = this.high.textContent = "";
+      return;
+    }
+    const [least, most] = extentOf(shown.values, false); // a scale of percentiles ends before them
+    this.low.textContent = (least < range[0] ? "< " : "") + number(range[0], digits);
+    this.high.textContent = (most > range[1] ? "> " : "") + number(range[1], digits) + (even(range) ? " (nearly even: no colors)" : "");
     const context = sized(this.bar, 160, 12);
     const table = this.page.table(this.page.signed(shown, range));
     for (let x = 0; x < 160; x++) {
