@@ -40,7 +40,7 @@ class Bar:
 
 
 def bar_of(heat: Heatmap, style: Style) -> Bar:
-    """Return the color bar of a heatmap that is drawn in a style, with the values of its ends; with < and > where values lie beyond them."""
+    """Return the color bar of a heatmap in a style, with the values of its ends; with < and > where values lie beyond them."""
     scale = resolved(style.normalize, heat.grid, heat.signed)
     low, high = value_range(heat.grid, scale, heat.signed, holes=True)
     beyond = "< " * bool(np.nanmin(heat.grid) < low), "> " * bool(np.nanmax(heat.grid) > high)
