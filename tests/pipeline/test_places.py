@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import visattn
 from visattn.core.pipeline.output_boxes import _matching
@@ -244,6 +244,13 @@ def test_boxes_without_an_area_have_their_own_scores() -> None:
 def test_places_that_are_not_there(target: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         visattn.explain(segformer(), PHOTO, target=target, method="relevance", img_size=64)
+
+
+def test_a_class_without_known_names_needs_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1)).eval()
+    with pytest.raises(OptionError, match=r"Pass mask:0 to mask:2; names of classes come with labels=\[...\]"):
+        visattn.explain(model, PHOTO, target="mask:cat", method="gradcam", img_size=64)
 
 
 @pytest.mark.parametrize("options", [{"versus": 1}, {"target_space": "prob"}])

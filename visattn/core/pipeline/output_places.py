@@ -169,7 +169,7 @@ def _threshold(mask: Tensor) -> float:
 def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
     masks, apart = masks_in(output)
     masks, count = masks.detach(), masks.shape[1]
-    index = index_of("mask", which, count, None if apart else target.labels)
+    index = index_of("mask", which, count, None if apart else target.labels or ())
     word, name = ("logit", f"mask {index}") if apart else _channel(index, target)
     is_alone = apart or count == 1  # it is there or not, whatever other channels are
     least = _threshold(masks[0, index])
@@ -197,11 +197,17 @@ def _of_mask(output: Any, which: str, target: Target) -> Score:  # noqa: ANN401
 def index_of(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:
     """Return the number of a mask or box, or of a class that is given by name.
 
+    Args:
+        kind: `query`, `box` or `mask`.
+        which: What was given after the colon.
+        count: How many there are.
+        labels: Names of the classes; empty if they are classes without known names, None if they are none.
+
     Raises:
         OptionError: If there is none; the message says how many there are, or lists the closest names.
     """
     number = whole_number(which)
-    if number is None and which and labels is not None:
+    if number is None and which and labels:
         return class_names.index_of(which, labels, count)
     if number is None or not 0 <= number < count:
         plural = {"query": "queries", "box": "boxes", "mask": "masks or classes"}[kind]
@@ -209,6 +215,7 @@ def index_of(kind: str, which: str, count: int, labels: Sequence[str] | None) ->
             raise OptionError(f"target {kind}:{printable(which)}: the model returned no {plural} for this photo.")
         several = f"{count} {plural}" if count > 1 else f"1 {kind}"
         last = f"{kind}:0 to {kind}:{count - 1}" if count > 1 else f"{kind}:0"
-        named = ", or a class by name" if labels is not None else ""
+        given = worded("labels=[...]", "--labels FILE")
+        named = "" if labels is None else ", or a class by name" if labels else f"; names of classes come with {given}"
         raise OptionError(f"target {kind}:{printable(which)}: the model returned {several}. Pass {last}{named}.")
     return number

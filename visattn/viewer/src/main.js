@@ -141,7 +141,7 @@ class Viewer {
       if (input.files.length) window.dispatchEvent(new CustomEvent("visattn-open", { detail: input.files[0] }));
       input.value = "";
     });
-    return element("span", {}, element("button", { onclick: () => input.click() }, "Open .attn"), input);
+    return element("span", {}, element("button", { onclick: () => input.click(), title: "Show another study here: a file .attn that visattn or another tool wrote" }, "Open .attn"), input);
   }
 
   settings() {
