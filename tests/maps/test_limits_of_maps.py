@@ -301,7 +301,7 @@ def test_only_an_entry_of_the_axis_of_layers_names_the_layer() -> None:
     assert one.at(layer=1).labels == {}
     assert one.at(layer=1).provenance.parameters == {"layer": "blocks.1"}
     assert one.mean("head").values.tolist() == one.values.mean(1).tolist()
-    assert one.mean("head").provenance.parameters == {"mean": "over 3 heads"}
+    assert one.mean("head").provenance.parameters == {"mean over 3 heads": True}
 
 
 def test_mass_keeps_the_largest_cells_that_hold_the_share() -> None:

@@ -84,7 +84,7 @@ def test_mean_is_over_the_named_axis_and_is_recorded(panels: AttentionMap) -> No
     mean = panels.mean("head")
     assert mean.axes == ("layer",)
     assert mean.values[0].tolist() == [[6, 7, 8], [9, 10, 11]]
-    assert mean.provenance.parameters == {"mean": "over 3 heads"}
+    assert mean.provenance.parameters == {"mean over 3 heads": True}
     assert panels.provenance.parameters == {}
 
 

@@ -35,7 +35,7 @@ def describe(quiet: bool, provenance: Provenance, told: set[str] | None = None) 
     told = set() if told is None else told
     given = {name: value for name, value in provenance.parameters.items() if name not in _OF_PICTURE}
     given = given | {"query": in_runs(given["query"].split("+"), "+")} if "+" in str(given.get("query")) else given
-    parameters = ", ".join(f"{name} {value}" for name, value in given.items())
+    parameters = ", ".join(name if value is True else f"{name} {value}" for name, value in given.items())
     about = (*_input(provenance), *provenance.notes)
     details = (*provenance.target, *_scale(provenance), *_box(provenance), *filterfalse(told.__contains__, about))
     note(quiet, f"{provenance.image}: {provenance.method} ({parameters})", *(f"  {text}" for text in details))

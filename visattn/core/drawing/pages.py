@@ -43,7 +43,7 @@ def bar_of(heat: Heatmap, style: Style) -> Bar:
     """Return the color bar of a heatmap in a style, with the values of its ends; with < and > where values lie beyond them."""
     scale = resolved(style.normalize, heat.grid, heat.signed)
     low, high = value_range(heat.grid, scale, heat.signed, holes=True)
-    beyond = "< " * bool(np.nanmin(heat.grid) < low), "> " * bool(np.nanmax(heat.grid) > high)
+    beyond = "<" * bool(np.nanmin(heat.grid) < low), ">" * bool(np.nanmax(heat.grid) > high)
     ends = f"{beyond[0]}{low:.3g}", f"{beyond[1]}{high:.3g}"
     return Bar(style.colors(heat.signed), ends, f"{heat.meaning}, {scale}")
 

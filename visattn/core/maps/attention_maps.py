@@ -134,9 +134,8 @@ class AttentionMap:
             OptionError: If the axis does not exist.
         """
         axis = self._axis(name)
-        known, count = self.provenance.parameters, self.values.shape[axis]
-        over = f"{known['mean']} and {count} {name}s" if "mean" in known else f"over {count} {name}s"
-        return self._without(axis, self.values.mean(axis), replace(self.provenance, parameters=known | {"mean": over}))
+        parameters = self.provenance.parameters | {f"mean over {self.values.shape[axis]} {name}s": True}
+        return self._without(axis, self.values.mean(axis), replace(self.provenance, parameters=parameters))
 
     def mass(self, share: float = 0.6) -> AttentionMap:
         """Return a 0/1 mask of the smallest set of cells that holds `share` of each grid's sum.

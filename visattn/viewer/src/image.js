@@ -196,8 +196,8 @@ export class ImagePanel {
       return;
     }
     const [least, most] = extentOf(shown.values, false); // a scale of percentiles ends before them
-    this.low.textContent = (least < range[0] ? "< " : "") + number(range[0], digits);
-    this.high.textContent = (most > range[1] ? "> " : "") + number(range[1], digits) + (even(range) ? " (nearly even: no colors)" : "");
+    this.low.textContent = (least < range[0] ? "<" : "") + number(range[0], digits);
+    this.high.textContent = (most > range[1] ? ">" : "") + number(range[1], digits) + (even(range) ? " (nearly even: no colors)" : "");
     const context = sized(this.bar, 160, 12);
     const table = this.page.table(this.page.signed(shown, range));
     for (let x = 0; x < 160; x++) {
