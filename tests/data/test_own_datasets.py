@@ -93,7 +93,7 @@ def test_images_labels_and_classes_are_those_of_the_dataset(file: Path) -> None:
     [
         ("failing", DataError, r"failing\(\) fails: KeyError: 'no disk'; it is called with split='train'"),
         ("nothing", DataError, "the function returns a int; return a dataset with __len__ and __getitem__"),
-        ("nois", DataError, "the file has no function 'nois'; it has: noise"),
+        ("nois", DataError, "the file has no function 'nois'; did you mean noise?"),
         ("wrong_labels", DataError, "labels must lie from 0 to 1, got 2 for item 1"),
         ("text_labels", DataError, "labels must be class indices"),
         ("one_class", DataError, "must hold two classes or more"),

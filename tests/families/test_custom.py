@@ -220,7 +220,7 @@ def test_a_model_from_a_file_is_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("smal", r"has no function 'smal'; it has: small"),
+        ("smal", r"has no function 'smal'; did you mean small\?"),
         ("value", "has no function 'value'"),
         ("broken", r"broken\(\) fails: ValueError: no such weights"),
         ("needs", r"needs\(\) fails: TypeError.*it is called without arguments"),
@@ -246,7 +246,10 @@ def test_a_python_file_takes_weights_from_a_file(tmp_path: Path) -> None:
     other.write_bytes(b"none at all")
     with pytest.raises(WeightsError, match=r"no_weights\.jpg: cannot be read as a checkpoint"):
         load_model(f"{file}:small", weights=str(other))
-    with pytest.raises(OptionError, match=r"a Python file loads its own weights, got weights none. Leave weights out"):
+    with pytest.raises(
+        OptionError,
+        match=r"a Python file makes its own weights, got weights none. Leave weights out, or pass a file with weights",
+    ):
         load_model(f"{file}:small", weights="none")
 
 

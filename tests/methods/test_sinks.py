@@ -136,6 +136,18 @@ def test_sinks_are_sorted_and_name_their_layer() -> None:
     assert {sink.layer for sink in found} == {"blocks.0.attn", "blocks.1.attn"}
 
 
+def test_of_one_layer_are_the_sinks_of_that_layer_alone() -> None:
+    case = planted(7, 3)
+    scores = attention_received(case.recording)[0]
+    for number in (0, 1):
+        layer = f"blocks.{number}.attn"
+        found = find_sinks(case.recording, layer=layer)[0]
+        expected = {token for token in range(FIRST, scores.shape[1]) if float(scores[number, token]) > THRESHOLD}
+        assert {FIRST + sink.row * GRID[1] + sink.column for sink in found} == expected
+        assert {sink.layer for sink in found} <= {layer}
+    assert find_sinks(case.recording, layer="head") == ((),)
+
+
 def test_threshold_can_be_chosen() -> None:
     case = planted(4, 0)
     assert len(find_sinks(case.recording, threshold=7)[0]) == 2
@@ -156,13 +168,13 @@ def test_sinks_of_each_image_of_a_batch_are_found_separately() -> None:
 def test_warning_names_every_sink() -> None:
     found = find_sinks(planted(3, 3).recording)[0]
     (text,) = sink_warning(found)
-    assert text.startswith("3 sinks: ")
-    assert all(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" in text for sink in found)
+    assert text.startswith("3 sinks receive many times the uniform share of attention, averaged over queries: patch ")
+    assert all(f"patch {sink.row},{sink.column} ({sink.score:.0f} x in {sink.layer})" in text for sink in found)
 
 
 def test_warning_of_one_sink_is_in_the_singular() -> None:
     (text,) = sink_warning(find_sinks(planted(1, 1).recording)[0])
-    assert text.startswith("1 sink: ")
+    assert text.startswith("1 sink receives many times ")
 
 
 def test_no_warning_without_sinks() -> None:

@@ -31,6 +31,10 @@ def test_every_page_is_tested() -> None:
     assert {page.stem for page in FOLDER.glob("*.md")} == {"README", *PACKAGES}
 
 
+# BertViz leaves its own file open, which is told at any later time
+@pytest.mark.filterwarnings(
+    "ignore:.*head_view.js:pytest.PytestUnraisableExceptionWarning", "ignore:unclosed file:ResourceWarning"
+)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_both_sides_run_and_print_what_the_page_shows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

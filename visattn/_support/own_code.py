@@ -42,8 +42,9 @@ def made(name: str, kind: type[VisattnError], **arguments: Any) -> Any:  # noqa:
     make = getattr(module, factory, None)
     if not callable(make):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = ", ".join(suggest(factory, known) or known[:5]) or "none"
-        raise kind(f"{shown}: the file has no function '{printable(factory)}'; it has: {near}.")
+        near = suggest(factory, known)
+        told = f"did you mean {' or '.join(near)}?" if near else f"it has: {', '.join(known[:5]) or 'none'}."
+        raise kind(f"{shown}: the file has no function '{printable(factory)}'; {told}")
     given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     with running(path.parent, f"{shown}: {factory}()", f"it is called {f'with {given}' if given else 'without arguments'}", kind):
         return make(**arguments)

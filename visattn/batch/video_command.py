@@ -81,12 +81,14 @@ def video_command(
     from visattn.batch.films import Looks, write_film
     from visattn.batch.films.encoder import check_name
     from visattn.batch.films.video import opened
-    from visattn.batch.films.walking import start_of
+    from visattn.batch.films.walking import check_film, start_of
     from visattn.core.families.wrappers import unwrapped
     from visattn.core.loading import load_model
     from visattn.core.pipeline.asking import Asked
     from visattn.core.pipeline.preprocessing import Preprocessing
 
+    if options["walk"] is None:
+        check_film(film)
     check_name(target)
     question = question_of(options, **start_of(options["walk"], options["method"], options.get("query")))
     looks = Looks(options["view"], options["rate"], options["smooth"], options["batch_size"], options["walk"])

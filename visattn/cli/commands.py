@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 
+from visattn._support.checks import printable, suggest
 from visattn._support.language import in_shell
 from visattn._support.progress import silence
 from visattn._support.whole_files import remove_unfinished
@@ -33,7 +34,8 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            near = suggest(cmd_name, COMMANDS)
+            raise click.UsageError(f"no command '{printable(cmd_name)}'{f'; did you mean {near[0]}?' if near else '.'}", ctx)
         command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), f"{cmd_name}_command")
         return command
 

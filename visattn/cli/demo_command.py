@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from visattn._support.reprs import in_pixels
 from visattn._support.whole_files import check_output, write_whole
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.shared_options import DEFAULT_MODEL, talk_options
@@ -65,7 +66,7 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
     note(
         quiet,
         f"{len(written)} files in {time.perf_counter() - started:.1f} s; for your own photo: visattn overlay YOUR.jpg",
-        f"open {page_file} in a browser and point at a patch: every head answers; for your own photo: visattn view YOUR.jpg",
+        f"open {page_file} in a browser and point at a patch: every head answers; for your own photo: visattn view YOUR.jpg --img-size 224",
     )
     result(as_json, written)
 
@@ -108,7 +109,7 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
         for i in range(count)
     ]
     facts = heads.provenance
-    title = f"{facts.title}, {prepared.geometry.input[1]} x {prepared.geometry.input[0]} px"
+    title = f"{facts.title}, input {in_pixels(prepared.geometry.input)} px"
     notes = [
         "heads: attention of the class token in the last layer; below, the smallest region that holds 60% of it",
         *(f"warning: {text}" for text in rolled.provenance.warnings),

@@ -30,7 +30,7 @@ from visattn.core.command_line.talk import describe, note, result
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import PAGE
 from visattn.core.images.sources import as_file
-from visattn.errors import OptionError
+from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
@@ -192,6 +192,7 @@ def _of_study(image: Path) -> tuple[Any, Any]:
 
 def _of_model(image: Path, options: dict[str, Any], question: Any) -> tuple[Any, Any]:  # noqa: ANN401 - a Question or None
     """Run the model on the photo; return the prepared photo, and a recording of what the question needs, or of all attention."""
+    from visattn.core.families import provenance_of
     from visattn.core.images.sources import load_image
     from visattn.core.loading import load_model
     from visattn.core.pipeline.inputs import prepare
@@ -200,7 +201,11 @@ def _of_model(image: Path, options: dict[str, Any], question: Any) -> tuple[Any,
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, **preparing(options))
-    (recording,) = looked(model, [prepared], question, seed=options["seed"])
+    try:
+        (recording,) = looked(model, [prepared], question, seed=options["seed"])
+    except NoAttentionCaptured as nothing:
+        fix = "visattn overlay draws the evidence of a model without attention, and --method gates its gates"
+        raise NoAttentionCaptured(f"{provenance_of(model).model} has no attention, so no heads; {fix}.") from nothing
     return prepared, recording
 
 

@@ -24,7 +24,7 @@ __all__ = ["Provenance", "Sink", "processor", "sink_warning", "versions"]
 
 
 class Sink(NamedTuple):
-    """An attention sink: a patch that receives far more than its share of attention, from every query.
+    """An attention sink: a patch that receives far more than its share of attention, averaged over queries.
 
     Attributes:
         row: Row of the patch on the grid.
@@ -153,10 +153,10 @@ class Provenance:
 
 def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
     """Return a warning about the sinks of an image, or an empty tuple if there are none."""
-    if not found:
-        return ()
-    places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
-    return (
-        f"{len(found)} sink{'s' * (len(found) > 1)}: {places}; every query attends there, many times the uniform share, so a bright spot "
-        "need not be an object",
+    places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x in {sink.layer})" for sink in found)
+    receive = "sinks receive" if len(found) > 1 else "sink receives"
+    text = (
+        f"{len(found)} {receive} many times the uniform share of attention, averaged over queries: {places}; a bright spot there need not "
+        "be an object"
     )
+    return (text,) if found else ()

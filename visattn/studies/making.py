@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from visattn._support.checks import printable
+from visattn._support.language import worded
 from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
 from visattn._support.progress import progress
@@ -146,13 +148,20 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
     labels, task = target.labels or labels_of(model), target.task or task_of(model)
     classes = predicted_classes(passed.output, task, labels) if classifies else ()
     questions = _usual(recording, classifies and task != "embedding", target) if asked is None else asked
+    of_class = any(question.method is None or question.method.targeted for question in questions.values())
+    if target.of is not None and not of_class:
+        maps_of = ", ".join(questions) or "no map"
+        named = worded("methods=['relevance']", "--methods relevance")
+        raise OptionError(
+            f"target {printable(str(target.of))} changes nothing here: {maps_of} of {recording.provenance.model} explains no target. "
+            f"Name a method that does, such as {named}, or leave the target out."
+        )
     maps: dict[str, AttentionMap] = {}
     for name, question in questions.items():
         if from_recording(question):
             maps[name] = answer(recording, prepared, question).map
         else:
             maps[name] = explained(model, [prepared], question, seed=seed, passes=passes)[0].map
-    of_class = any(question.method is None or question.method.targeted for question in questions.values())
     importance = _importance(model, prepared, target, passes) if of_class and classifies and len(recording) else None
     return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else (), importance=importance)
 

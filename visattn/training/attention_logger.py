@@ -69,7 +69,7 @@ class Board(Protocol):
         """Add an image. It is called as `add_image(tag, array, step, dataformats="HWC")`."""
 
 
-_EXPLAINS = "each map explains the class named under its image, given with its probability at this step"
+_EXPLAINS = "each map explains what is named under its image, with its value at this step"
 
 Destination = str | os.PathLike[str] | Board | Callable[[int, Image.Image], object]
 

@@ -25,7 +25,7 @@ from visattn._support.whole_files import check_output
 from visattn.batch.films.encoder import check_name, writing
 from visattn.batch.films.frames import Film
 from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact, maps_of, smoothed
-from visattn.batch.films.walking import Walk, start_of
+from visattn.batch.films.walking import Walk, check_film, start_of
 from visattn.core.drawing.overlays import on_scale, rgb_components
 from visattn.core.drawing.style import Style
 from visattn.core.drawing.style_options import StyleOptions
@@ -117,6 +117,7 @@ def explain_video(
 def opened(source: str | os.PathLike[str], how: Preprocessing, looks: Looks) -> Film | Walk:
     """Open a film, or the photo of a walk."""
     if looks.walk is None:
+        check_film(source)
         return Film(source, max_pixels=how.max_pixels, color_profile=how.color_profile)
     return Walk(source, looks.walk, how, None if looks.rate is None else exact(looks.rate))
 

@@ -8,15 +8,30 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
+from visattn._support.checks import printable
+from visattn._support.language import worded
 from visattn.batch.films.frames import Frame
 from visattn.core.geometry import Box
 from visattn.core.images.sources import load_image
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.errors import OptionError
 
+_STILL = ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".avif"
 _WITH_QUERY = "attention", "similarity"
 _RATE = Fraction(12)  # steps a second
 _REACH = 0.42  # of the sides, from the middle
+
+
+def check_film(source: str | os.PathLike[str]) -> None:
+    """Check that a source is no photo, as far as its name tells.
+
+    Raises:
+        OptionError: If it is one.
+    """
+    name = os.fspath(source)
+    if name.startswith(("photo:", "scene:")) or name.lower().endswith(_STILL):
+        walk = worded("walk=48 and method='attention'", "--walk 48 --method attention")
+        raise OptionError(f"{printable(name)} is a photo, not a film. For a film in which the query walks over it, pass {walk}.")
 
 
 def start_of(steps: int | None, method: object, query: object) -> dict[str, str]:

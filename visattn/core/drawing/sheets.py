@@ -196,7 +196,7 @@ def contact_sheet(
         text = f"outline: the smallest region that holds {mass:.0%} of the panel's sum, without parts of one or two patches"
         notes = (text, *notes)
     if panels.style.rings and heat.marks:
-        notes = ("rings: sinks, patches that every query attends to", *notes)
+        notes = ("rings: sinks, patches that receive more than 20 times the uniform share of attention", *notes)
     page = sheet(
         grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=panels.bar()
     )

@@ -86,10 +86,11 @@ def load_model(
     place, name, weights = check_device(device), usual_name(name), _source(weights)
     from_file, folder = is_function(name), network_path(name) if name in NETWORKS else Path(name)
     has_own = (
-        "a Python file loads its own weights" if from_file else "a folder has its own weights" if is_file(folder / FACTS) else ""
+        "a Python file makes its own weights" if from_file else "a folder has its own weights" if is_file(folder / FACTS) else ""
     )
+    others = ", or pass a file with weights" if from_file else ""
     if has_own and weights != "auto" and not (from_file and isinstance(weights, Path)):
-        raise OptionError(f"{printable(name)}: {has_own}, got weights {printable(str(weights))}. Leave weights out.")
+        raise OptionError(f"{printable(name)}: {has_own}, got weights {printable(str(weights))}. Leave weights out{others}.")
     if from_file:
         model, provenance = own_files.load(name, weights if isinstance(weights, Path) else None)
     elif has_own:

@@ -1,4 +1,4 @@
-"""Attention sinks: the few tokens that receive attention from every query and can make maps misleading."""
+"""Attention sinks: the few tokens that receive many times their share of attention and can make maps misleading."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ def attention_received(recording: Recording) -> Tensor:
 
 
 @in_own_modes
-def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tuple[Sink, ...], ...]:
-    """Find patches whose `attention_received` exceeds `threshold` in some layer, highest first, for each image.
+def find_sinks(recording: Recording, threshold: float = THRESHOLD, layer: str = "") -> tuple[tuple[Sink, ...], ...]:
+    """Find patches whose `attention_received` exceeds `threshold` in some layer, or in one, highest first, for each image.
 
     Prefix tokens are not counted, since class and register tokens are meant to receive attention. Candidates are found on a fixed
-    random sample of 32 queries per layer, then scored on all queries. So each score is exact, but a patch that few queries attend to
-    may be missed. `attention_received` computes all scores, at about the cost of the attention itself.
+    random sample of 32 queries per layer, then scored on all: each score is exact, but a patch that few queries attend to may be
+    missed. `attention_received` computes all scores, at about the cost of the attention itself.
 
     Args:
         recording: Self-attention over one token set.
         threshold: Score above which a patch is a sink, as a multiple of the uniform share.
+        layer: Name of the only layer that counts; empty: any layer.
 
     Returns:
         Sinks of each image of the batch.
@@ -60,11 +61,15 @@ def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tupl
         Differs: the threshold is relative to the uniform share. Token norms (Darcet et al., arXiv:2309.16588) do not reveal these
         tokens in small models.
     """
-    records = chain(recording)
-    likely = _likely(records, threshold)
-    if not bool(likely.any()):
-        return ((),) * records[0].operator.shape[0]
-    return sinks_of_scores(_scores_of(records, likely), records, threshold)
+    everywhere = chain(recording)
+    records = [record for record in everywhere if layer in ("", record.layer, record.name)]
+    if records:
+        sampled = _sampled_scores(records)
+        sampled[..., : len(records[0].keys.prefix)] = 0  # not counted
+        likely = (sampled > threshold / _LIKELY).any(0).cpu()  # (layers, K)
+        if bool(likely.any()):
+            return sinks_of_scores(_scores_of(records, likely), records, threshold)
+    return ((),) * everywhere[0].operator.shape[0]
 
 
 def sinks_of_scores(
@@ -115,13 +120,6 @@ def _score(record: AttentionRecord) -> Tensor:
     queries, keys = record.operator.shape[2:]
     uniform = torch.full((1, 1, 1, queries), 1 / queries, device=record.operator.device)
     return (uniform @ record.operator).mean(1)[:, 0] * keys
-
-
-def _likely(records: Sequence[AttentionRecord], threshold: float) -> Tensor:
-    """Return which patches `(layers, K)` may exceed the threshold, on the CPU."""
-    sampled = _sampled_scores(records)
-    sampled[..., : len(records[0].keys.prefix)] = 0  # not counted
-    return (sampled > threshold / _LIKELY).any(0).cpu()
 
 
 def _scores_of(records: Sequence[AttentionRecord], likely: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def answer(
         raise OptionError(f"{recording.provenance.model}: method '{name}' does not apply: {reason}")
     geometry, photo = prepared.geometries[image], prepared.photos[image]
     parameters = dict(question.parameters)
-    how = "it explains a class" if chosen.targeted else "it does not depend on a class"
+    how = "it explains the target" if chosen.targeted else "it does not depend on a class"
     notes: tuple[str, ...] = (f"method {name} was chosen automatically; {how}",) if auto else ()
     query = parameters.get("query")
     if isinstance(query, str) and query.startswith("pixel:"):
@@ -111,7 +111,7 @@ def answer(
     if isinstance(query, str) and query.startswith("pixel:"):
         notes += (f"query {query} is {result.facts.query}",)
     if chosen.sinks and chain_refusal(recording) is None and not result.facts.sinks:
-        result = replace(result, facts=replace(result.facts, sinks=sinks.find_sinks(recording)))
+        result = replace(result, facts=replace(result.facts, sinks=sinks.find_sinks(recording, layer=result.facts.layer)))
     source = image_facts(photo)
     provenance = result.provenance.but(image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes)
     attention_map = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)

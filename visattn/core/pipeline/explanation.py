@@ -21,6 +21,7 @@ from visattn._support.types import Interpolation
 from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
+from visattn.core.pipeline.outputs import noun_of
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
 
@@ -80,10 +81,9 @@ class Explanation:
     def _shown(self) -> list[str]:
         """Return class, layer, head and query of the map, as far as they apply."""
         facts, record = self.map.facts, self.provenance
-        classes = [score["name"] or f"class {score['class']}" for score in record.scores]
         head = record.parameters.get("head", "all") if "head" not in self.map.axes else "all"
         named = {
-            "for": ", ".join(map(str, classes)),
+            "for": ", ".join(score["name"] or f"{noun_of(score['outputs'])} {score['class']}" for score in record.scores),
             "layer": facts.layer,
             "head": "" if head == "all" else head,
             "query": in_runs(facts.query.split("+"), "+"),
@@ -256,8 +256,7 @@ class Explanation:
         """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.
 
         Args:
-            options: Options of `visattn.contact_sheet`. By default a map with two axes has the first in rows, the second in columns, and
-                the title names model and photo.
+            options: See `visattn.contact_sheet`. By default the first of two axes is in rows, and the title names what is shown.
 
         Returns:
             The figure; PNG files of it store its provenance.
@@ -266,7 +265,8 @@ class Explanation:
             OptionError: If the map has only one panel, or more than two axes.
         """
         axes = self.map.axes
-        given = {"title": self.provenance.title} | (dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {})
+        given = dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {}
+        given["title"] = ", ".join([self.provenance.title, *self._shown()])
         return sheets.contact_sheet(self.photo, self.map, self.geometry, **given | options)
 
     def show(self, **options: Unpack[DrawOptions]) -> None:

@@ -116,7 +116,7 @@ export class ImagePanel {
   }
 
   #hintFor(view, shown, range) {
-    const rings = this.page.state.get("sinks") && view.sinks.cells.length ? "Rings: sinks, patches that every query attends to." : "";
+    const rings = this.page.state.get("sinks") && view.sinks.cells.length ? "Rings: sinks, patches that receive more than 20 times the uniform share of attention in some layer." : "";
     const how = view.attention.length || view.features ? this.#how() : "";
     const gray = this.page.grayBelow(shown, range) && "The photo is shown in gray.";
     const own = shown.colored && "Red, green and blue are three components; no setting changes them.";
