@@ -253,7 +253,7 @@ def test_treated_sinks_get_nothing_from_others(treatment: Any) -> None:
 def test_warns_about_kept_sinks() -> None:
     warnings = methods.rollout(sinking()).at(batch=0).provenance.warnings
     assert len(warnings) == 1
-    assert "2 sinks: patch 0,9 (" in warnings[0]
+    assert "2 sinks receive many times the uniform share of attention, averaged over queries: patch 0,9 (" in warnings[0]
 
 
 def test_dropped_sinks_are_recorded_without_a_warning() -> None:

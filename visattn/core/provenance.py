@@ -153,10 +153,11 @@ class Provenance:
 
 def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
     """Return a warning about the sinks of an image, or an empty tuple if there are none."""
+    if not found:
+        return ()
     places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x in {sink.layer})" for sink in found)
     receive = "sinks receive" if len(found) > 1 else "sink receives"
-    text = (
+    return (
         f"{len(found)} {receive} many times the uniform share of attention, averaged over queries: {places}; a bright spot there need not "
-        "be an object"
+        "be an object",
     )
-    return (text,) if found else ()
