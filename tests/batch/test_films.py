@@ -466,12 +466,19 @@ def test_provenance_of_a_film_is_what_is_true_of_all_frames(model: Any, film: Pa
 
 
 def test_warnings_that_differ_in_numbers_alone_are_told_once() -> None:
-    told = iter([["1 sink: patch 1,2 (30 x)"], ["2 sinks: patch 1,2 (31 x), patch 0,1 (22 x)", "dark"], ["dark"], []])
+    told = iter(
+        [
+            ["1 sink receives: patch 1,2 (30 x in blocks.0)"],
+            ["2 sinks receive: patch 1,2 (31 x in blocks.3), patch 0,1 (22 x in blocks.0)", "dark"],
+            ["dark"],
+            [],
+        ]
+    )
     every = [Provenance(warnings=("blocks.0 is lost", "blocks.1 is lost", *some)) for some in told]
     assert video._common(every).warnings == (
         "blocks.0 is lost",
         "blocks.1 is lost",
-        "1 sink: patch 1,2 (30 x) (in 2 of 4 frames, each with its own numbers)",
+        "1 sink receives: patch 1,2 (30 x in blocks.0) (in 2 of 4 frames, each with its own numbers)",
         "dark (in 2 of 4 frames)",
     )
 
