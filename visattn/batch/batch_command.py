@@ -163,10 +163,8 @@ def batch_command(
         click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     warned = f", {telling.warned} with warnings" if telling.warned else ""
-    note(
-        quiet,
-        f"{printable(str(output))}: {outcome.written} image{'s' * (outcome.written != 1)}{earlier}, {outcome.failed} failed{warned}; {name} names each",
-    )
+    count = f"{outcome.written} image{'s' * (outcome.written != 1)}"
+    note(quiet, f"{printable(str(output))}: {count}{earlier}, {outcome.failed} failed{warned}; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
     return VisattnError.exit_code if outcome.failed else 0
 
