@@ -341,7 +341,7 @@ def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) 
 def _split(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -> tuple[Image.Image, Image.Image | None]:
     """Split an image into its colors, with wide gray as `I;16`, and its alpha channel or None."""
     clear = image.info.get("transparency")
-    if gray.is_wide(image, samples):
+    if image.mode[0] in "ILF" and gray.is_wide(image, samples):
         alpha = None if clear is None else Image.fromarray((np.asarray(image) != clear).astype(np.uint8) * 255)
         return gray.spread(image, samples, notes), alpha
     if clear is None and image.mode not in ("LA", "La", "PA", "RGBA", "RGBa"):
