@@ -166,11 +166,12 @@ def test_sinks_are_ringed_and_can_be_left_out(dinov2: nn.Module, opened: Opened)
     made = visattn.study(dinov2, "photo:coffee", methods=["rollout"], img_size=(224, 336))
     page = opened(made)
     found = visattn.methods.sinks.find_sinks(made[0].recording)[0]
+    assert found
     assert page.evaluate("viewer.page.view.sinks.cells") == [[sink.row, sink.column] for sink in found]
     ringed = page.evaluate("viewer.image.canvas.toDataURL()")
     page.get_by_label("ring sinks").uncheck()
     settled(page)
-    assert (page.evaluate("viewer.image.canvas.toDataURL()") != ringed) == bool(found)
+    assert page.evaluate("viewer.image.canvas.toDataURL()") != ringed
 
 
 def test_hidden_keys_get_nothing_and_the_others_sum_to_one(study: Study, opened: Opened) -> None:
@@ -295,6 +296,11 @@ def test_gates_of_a_cnn_are_maps(opened: Opened) -> None:
     made = visattn.study(model.eval(), PHOTO, img_size=96)
     assert "gates" in made[0].maps
     page = opened(made)
+    assert [tab.inner_text() for tab in page.get_by_role("tab").all() if tab.is_visible()] == [
+        "Maps"
+    ]  # others are about attention
+    assert page.get_by_label("ring sinks").count() == 0
+    assert "exact to" not in page.locator("body").inner_text()
     names = page.locator("#panel-maps button .name").all_inner_texts()
     assert names == list(made[0].maps)
     for name in names:

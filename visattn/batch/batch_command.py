@@ -163,10 +163,8 @@ def batch_command(
         click.echo(f"visattn: warning: {printable(text)}", err=True)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     warned = f", {telling.warned} with warnings" if telling.warned else ""
-    note(
-        quiet,
-        f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed{warned}; {name} names each",
-    )
+    count = f"{outcome.written} image{'s' * (outcome.written != 1)}"
+    note(quiet, f"{printable(str(output))}: {count}{earlier}, {outcome.failed} failed{warned}; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
     return VisattnError.exit_code if outcome.failed else 0
 
@@ -233,7 +231,10 @@ def _write_tables(output: Path, sources: list[str], asked: Asked, quiet: bool) -
         found = survey_files(survey, survey.provenance(printable(base_name(str(output)))), quiet)
         for name, data in found.items():
             write_whole(output / name, data)
-    note(quiet, f"{printable(str(output))}: statistics of {len(survey.photos)} images in {', '.join(found)}")
+    note(
+        quiet,
+        f"{printable(str(output))}: statistics of {len(survey.photos)} image{'s' * (len(survey.photos) != 1)} in {', '.join(found)}",
+    )
 
 
 def _write_means(wanted: Wanted, sources: list[str], quiet: bool) -> None:

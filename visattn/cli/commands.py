@@ -148,7 +148,8 @@ def _coded(arguments: list[str], debug: bool) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "")
         return 2
     except click.ClickException as error:
-        complain(f"{error.format_message()} See --help.")
+        told = error.format_message()
+        complain(f"{told}{'' if told.endswith(('.', '?', '!')) else '.'} See --help.")
         return error.exit_code
     except BrokenPipeError:  # the reader has closed the pipe: print nothing, not even at the interpreter's own flush at exit
         _drop_output()

@@ -298,7 +298,8 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
     mass = options["mass"] if options["mass"] is not None else 0.6 if kind == "heads" else None
     facts = found.provenance
     which = {"all": "", "mean": ", mean over heads"}.get(options["head"], f", head {options['head']}")
-    title = f"{facts.title}: attention of {_QUERIES.get(shown.facts.query, shown.facts.query)}{which}"
+    layer = f", {shown.facts.layer}" if shown.facts.layer else ""
+    title = f"{facts.title}: attention of {_QUERIES.get(shown.facts.query, shown.facts.query)}{which}{layer}"
     return contact_sheet(
         found.photo,
         shown,

@@ -24,15 +24,14 @@ from visattn._support.checks import between, one_of, printable
 from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.types import MAX_BYTES, MAX_PIXELS, ColorProfile
-from visattn.core.images import gray
 from visattn.errors import ImageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from visattn.core.images import foreign_formats as formats, profiles
+    from visattn.core.images import foreign_formats as formats, gray, profiles
 else:
-    formats, profiles = Later("visattn.core.images.foreign_formats"), Later("visattn.core.images.profiles")
+    formats, gray, profiles = (Later(f"visattn.core.images.{name}") for name in ("foreign_formats", "gray", "profiles"))
 
 __all__ = ["bounded", "read_bytes", "too_large"]
 
@@ -40,6 +39,7 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
 LARGEST = 178_956_970  # Pillow itself refuses larger images
 BACKGROUND = (255, 255, 255)  # color behind transparent pixels
 _FACTS = "visattn image"
+_TAGS = "tag_v2"  # what Pillow calls the tags of a TIFF, which state the format of gray samples
 _PART, _MEGA = 2**24, 10**6  # bytes that are read at once, and in a megabyte
 _PATIENCE, _SLOWEST = 20.0, 1000  # seconds after which a stream must have given so many bytes for each second
 _SIGNATURES = (
@@ -148,7 +148,7 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
         ImageError: If the shape is not allowed, or values are out of range.
     """
     if isinstance(image, Image.Image):
-        return _noted(image, gray.stated(image))
+        return _noted(image, gray.stated(image) if hasattr(image, _TAGS) else None)
     array = _plain(image)
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
@@ -317,7 +317,7 @@ def _decode(data: bytes, max_pixels: int | None, color_profile: ColorProfile) ->
             notes.append("its EXIF data cannot be read; taken as upright")
         if color_profile == "ignore" and upright.info.pop("icc_profile", None):
             notes.append("its color profile is ignored")
-        return _to_rgb(upright, gray.stated(image), notes), notes
+        return _to_rgb(upright, gray.stated(image) if hasattr(image, _TAGS) else None, notes), notes
 
 
 def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -> Image.Image:
@@ -341,7 +341,7 @@ def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) 
 def _split(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -> tuple[Image.Image, Image.Image | None]:
     """Split an image into its colors, with wide gray as `I;16`, and its alpha channel or None."""
     clear = image.info.get("transparency")
-    if gray.is_wide(image, samples):
+    if image.mode[0] in "ILF" and gray.is_wide(image, samples):
         alpha = None if clear is None else Image.fromarray((np.asarray(image) != clear).astype(np.uint8) * 255)
         return gray.spread(image, samples, notes), alpha
     if clear is None and image.mode not in ("LA", "La", "PA", "RGBA", "RGBa"):

@@ -65,7 +65,8 @@ def index_of(named: str, labels: Sequence[str] | None, count: int, noun: str = "
         return holding[0]
     words = [min((name for name in names[index] if _word(named).search(name)), key=len) for index in holding[:_SHOWN]]
     near = words or suggest(named.strip().lower(), sorted(set().union(*names)))
-    close = f"Close matches: {listed(near)}" if near else f"There are: {listed(labels[:count])}"
+    written = {part.strip().lower(): part.strip() for label in labels[:count] for part in (label, *label.split(","))}
+    close = f"Close matches: {listed([written[name] for name in near])}" if near else f"There are: {listed(labels[:count])}"
     raise OptionError(f"unknown {noun} '{printable(named)}'. {close}. Pass one of them, or an index from 0 to {last}.")
 
 

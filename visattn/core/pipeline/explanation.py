@@ -256,7 +256,7 @@ class Explanation:
         """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.
 
         Args:
-            options: See `visattn.contact_sheet`. By default the first of two axes is in rows, and the title names what is shown.
+            options: See `visattn.contact_sheet`. By default the first of two axes is in rows; the title says what is shown.
 
         Returns:
             The figure; PNG files of it store its provenance.
@@ -265,8 +265,9 @@ class Explanation:
             OptionError: If the map has only one panel, or more than two axes.
         """
         axes = self.map.axes
-        given = dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {}
+        given: dict[str, Any] = dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {}
         given["title"] = ", ".join([self.provenance.title, *self._shown()])
+        given["notes"] = tuple(f"warning: {text}" for text in self.provenance.warnings)
         return sheets.contact_sheet(self.photo, self.map, self.geometry, **given | options)
 
     def show(self, **options: Unpack[DrawOptions]) -> None:

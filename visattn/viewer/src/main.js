@@ -156,7 +156,7 @@ class Viewer {
       slider("outline of mass", [0, 0.95, 0.05], state.get("mass"), set("mass")),
       (this.gray = check("gray photo", this.page.gray, (on) => this.ground(on))),
       check("smooth", state.get("smooth"), set("smooth")),
-      check("ring sinks", state.get("sinks"), set("sinks")),
+      ...(this.page.views.some((view) => view.sinks.cells.length) ? [check("ring sinks", state.get("sinks"), set("sinks"))] : []),
     );
   }
 
@@ -248,12 +248,12 @@ class Viewer {
       const worst = Math.max(0, ...view.attention.map((one) => one.error));
       const left = view.refused.length ? ` ${view.refused.length} attention calls cannot be placed on the image: ${view.refused.slice(0, 3).map(([layer, reason]) => `${layer} (${reason})`).join("; ")}.` : "";
       const notes = view.notes.length ? ` Notes: ${view.notes.join("; ")}.` : "";
-      this.about.textContent = plain(`${view.model}. Weights in this page are exact to ${worst.toExponential(1)}. Patches are row,column, counted from 0.${left}${notes}`, 1200);
+      this.about.textContent = plain(`${view.model}.${view.attention.length ? ` Weights in this page are exact to ${worst.toExponential(1)}.` : ""} Patches are row,column, counted from 0.${left}${notes}`, 1200);
       const names = view.attention.some((one) => one.queryLayout.prefix.length);
       Object.keys(TABS).forEach((name) => {
         const chosen = state.get("tab") === name;
         const tab = document.getElementById(`tab-${name}`);
-        tab.hidden = name === "words" && !names;
+        tab.hidden = !(name === "words" ? names : name === "maps" || (name === "keys" && view.features) || view.attention.length);
         if (name === "words") tab.textContent = Object.keys(view.texts).length ? "Words" : "Named tokens";
         tab.setAttribute("aria-selected", String(chosen));
         tab.tabIndex = chosen ? 0 : -1;
