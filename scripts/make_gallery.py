@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ HEADS = {"astronaut": 4, "coffee": 1, "rocket": 5}  # heads shown in the strip, 
 
 def main() -> None:
     """Write every picture and print its path."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     (ASSETS / "house.svg").write_text(house())
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())

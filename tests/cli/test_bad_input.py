@@ -158,6 +158,25 @@ def test_wrong_usage_exits_with_code_2_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("heads", "a.png", "--legend"), "No such option '--legend' here; these commands have it: overlay, batch. See --help."),
+        (("overlay", "a.png", "--by-layer"), "No such option '--by-layer' here; these commands have it: heads. See --help."),
+        (
+            ("heads", "a.png", "b.png"),
+            "Got unexpected extra argument (b.png). These commands take several images: overlay, view, ",
+        ),
+        (("train", "classify", "--zzz"), "No such option '--zzz'. See --help."),
+    ],
+)
+def test_an_option_or_argument_of_another_command_leads_to_that_command(run: Run, arguments: tuple[str, ...], told: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"visattn: error: {told}")
+    assert err.count("\n") == 1
+
+
 def test_unknown_command_is_refused(run: Run) -> None:
     code, _, err = run("overlya")
     assert code == 2
@@ -212,16 +231,29 @@ def test_closed_or_full_stdout_gives_a_one_line_error_and_exit_code_5(where: str
     assert told in done.stderr
 
 
-def test_internal_error_is_one_line_with_a_request_to_report_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ZeroDivisionError("nobody thought\nof this"),
+            "internal error of visattn (ZeroDivisionError: nobody thought). Please report it with the output of --debug.",
+        ),
+        (
+            ModuleNotFoundError("No module named 'PIL'", name="PIL"),
+            "the installation lacks the module 'PIL'. Install visattn again, and run: visattn doctor",
+        ),
+    ],
+)
+def test_an_internal_error_is_one_line_with_the_next_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("nobody thought\nof this")
+        raise error
 
-    monkeypatch.setattr("visattn.cli.commands.import_module", fail)
+    monkeypatch.setattr("visattn.cli.usage.import_module", fail)
     code, out, err = run("list")
     assert (code, out) == (70, "")
-    assert err == (
-        "visattn: error: internal error of visattn (ZeroDivisionError: nobody thought). Please report it with the output of --debug.\n"
-    )
+    assert err == f"visattn: error: {told}\n"
 
 
 NUMBERS = ["--5", "²", "٣", "1" * 4400, "1e3", "+-1", "0x1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,26 @@ def test_a_click_chooses_the_token_and_shows_its_attention(
     page.locator("figure.image select").nth(1).select_option("mean")
     settled(page)
     assert "Mean attention of" in page.locator("figure.image").inner_text()
+
+
+def test_colors_lie_on_the_gray_photo_and_no_colors_on_the_photo_itself(
+    space: embedding.Space, saved: Callable[[int], Path], opened: Opened
+) -> None:
+    page, layer, query = opened(saved(2), link="row=0&head=0"), space.layers[0], 2
+    (rows, columns), names = layer.tokens.grid, 2
+    row, column = divmod(int(layer.rows[0, query, names:].argmin()), columns)  # the weakest patch gets no color
+
+    def colorfulness() -> float:
+        settled(page)
+        shown = np.asarray(Image.open(io.BytesIO(page.locator("figure.image canvas").screenshot())).convert("RGB")).astype(int)
+        y, x = (np.array([row, column]) + 0.25) / (rows, columns) * shown.shape[:2]  # beside the dot in the center
+        inner = shown[int(y) - 3 : int(y) + 4, int(x) - 3 : int(x) + 4]
+        return float((inner.max(2) - inner.min(2)).max())
+
+    page.evaluate("app.choose(null)")
+    assert colorfulness() > 20
+    page.evaluate(f"app.choose({query})")
+    assert colorfulness() <= 2
 
 
 def test_heads_are_chosen_by_click_and_by_keys_and_the_link_keeps_them(saved: Callable[[int], Path], opened: Opened) -> None:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -23,6 +22,7 @@ from visattn._support.progress import silence
 from visattn._support.whole_files import remove_unfinished
 from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
 from visattn.cli.sign_of_life import sign_of_life
+from visattn.cli.usage import command_of, told
 from visattn.cli.without_command import tour
 from visattn.core.command_line.faults import FULL, complain, fault, no_room, one_line
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
@@ -36,8 +36,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             near = suggest(cmd_name, COMMANDS)
             raise click.UsageError(f"no command '{printable(cmd_name)}'{f'; did you mean {near[0]}?' if near else '.'}", ctx)
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name].module), f"{cmd_name}_command")
-        return command
+        return command_of(cmd_name)
 
     def get_help(self, ctx: click.Context) -> str:
         return page()
@@ -148,8 +147,7 @@ def _coded(arguments: list[str], debug: bool) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "")
         return 2
     except click.ClickException as error:
-        told = error.format_message()
-        complain(f"{told}{'' if told.endswith(('.', '?', '!')) else '.'} See --help.")
+        complain(f"{told(error)} See --help.")
         return error.exit_code
     except BrokenPipeError:  # the reader has closed the pipe: print nothing, not even at the interpreter's own flush at exit
         _drop_output()

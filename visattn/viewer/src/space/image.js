@@ -1,6 +1,6 @@
 // The image of the chosen token with the attention of its query, or the mean attention of many; for layers over words, the image's text.
 
-import { drawOver, rangeOf } from "../colors.js";
+import { drawOver, grayOf, rangeOf } from "../colors.js";
 import { choice, element, ink, plain, redrawn, sized } from "../dom.js";
 
 const ARROWS = 3;
@@ -12,6 +12,7 @@ const LINE = 40; // height of a word's cell
 export class SpaceImage {
   constructor(app) {
     this.app = app;
+    this.grays = new Map();
     this.canvas = element("canvas", {
       tabindex: 0,
       role: "application",
@@ -96,6 +97,12 @@ export class SpaceImage {
     drawOver(context, values, { rows, columns }, rangeOf(values, false), space.colors.of("inferno"), alpha, this.#frame(), false);
   }
 
+  // Colors lie on a gray photo, so none of the photo's is taken for one of the map.
+  #gray(picture) {
+    if (!this.grays.has(picture)) this.grays.set(picture, grayOf(picture));
+    return this.grays.get(picture);
+  }
+
   // Words of the image's text, each colored by a weight.
   #text(context, row) {
     const { app } = this;
@@ -144,8 +151,8 @@ export class SpaceImage {
     const picture = table.ofWords ? null : space.pictures[layer.block][image];
     if (picture && !picture.complete) picture.onload = () => app.later("panel");
     const context = this.#begin(picture);
-    if (picture && picture.naturalWidth) context.drawImage(picture, 0, 0, ...this.size);
     const row = token === null ? null : layer.row(state.head, token);
+    if (picture && picture.naturalWidth) context.drawImage(row ? this.#gray(picture) : picture, 0, 0, ...this.size);
     if (table.ofWords) this.#text(context, row);
     else if (row) this.#heat(context, row, (share) => 0.75 * Math.sqrt(share));
     if (!table.ofWords) this.#dots(context);
