@@ -119,6 +119,7 @@ def test_an_interrupted_run_goes_on_to_the_table_of_one_run(project: Path, how: 
     (project / "go").mkdir()
     ignored = "trap '' INT; " if how is signal.SIGTERM else ""  # as in a script's background
     for name in names:
+        ran(project)  # an earlier run may have begun this proof too
         with subprocess.Popen(
             ["sh", "-c", f"{ignored}exec {sys.executable} driver.py"], cwd=project, stdout=subprocess.PIPE, text=True
         ) as process:
