@@ -105,7 +105,9 @@ def test_repr_and_caption_say_what_is_shown(found: visattn.Explanation) -> None:
     assert (layers.map.facts.layer, layers.provenance.parameters["layer"]) == ("blocks.2.attn", "blocks.2.attn")
     shown = one._repr_html_()
     assert shown.startswith('<figure><img src="data:image/jpeg;base64,')
-    assert "layer blocks.3.attn, head 1, query mean<br>rings: cyan, a sink<br><b>warning: 1 sink: patch 1,1" in shown
+    assert "layer blocks.3.attn, head 1, query mean</figcaption>" in shown  # that layer has no sink
+    told = layers.at(head=1)._repr_html_()
+    assert "layer blocks.2.attn, head 1, query mean<br>rings: cyan, a sink<br><b>warning: 1 sink receives many times" in told
     small = one.overlay()
     assert (small._repr_png_() or b"").startswith(b"\x89PNG")
     assert small._repr_jpeg_() is None
@@ -128,7 +130,7 @@ def test_maps_heatmaps_and_studies_show_pictures(found: visattn.Explanation) -> 
     assert len(shown) < 50_000
 
 
-def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caption_explains_rings_only_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[str]] = []
 
     def captioned(picture: Image.Image, lines: list[str], _bar: object) -> Image.Image:
@@ -136,9 +138,11 @@ def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation
         return picture
 
     monkeypatch.setattr("visattn.core.drawing.pages.captioned", captioned)
+    with_sink, without = (visattn.explain("scenes_vit", "scene:7", method="attention", layer=layer, head=1) for layer in (2, 3))
     for options in (StyleOptions(), StyleOptions(marks=False), StyleOptions(opacity=1.0)):
-        found.at(head=1).overlay(caption=True, **options)
-    assert ["rings: cyan, a sink" in lines for lines in written] == [True, False, False]
+        with_sink.overlay(caption=True, **options)
+    without.overlay(caption=True)
+    assert ["rings: cyan, a sink" in lines for lines in written] == [True, False, False, False]
 
 
 def test_caption_tells_the_part_that_the_model_received() -> None:
