@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torchvision import transforms
 
 import visattn
+from tests import tiny
 from visattn.errors import OptionError
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -275,8 +276,12 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         ["encoder.layers.0", "encoder.layers.1"],
     ),
     "SegFormer of transformers": (
-        lambda: transformers.SegformerModel(
-            transformers.SegformerConfig(depths=[1, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], num_encoder_blocks=2)
+        lambda: tiny.centered(
+            transformers.SegformerModel(
+                transformers.SegformerConfig(
+                    depths=[1, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], num_encoder_blocks=2
+                )
+            )
         ),
         ["stages.0", "stages.1"],
     ),

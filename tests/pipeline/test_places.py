@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 import visattn
+from tests.tiny import centered
 from visattn.core.pipeline.output_boxes import _matching
 from visattn.errors import OptionError
 
@@ -41,7 +42,7 @@ def segformer() -> Any:
         decoder_hidden_size=16,
         id2label=LABELS,
     )
-    return randomized(transformers.SegformerForSemanticSegmentation(config))
+    return centered(randomized(transformers.SegformerForSemanticSegmentation(config)))
 
 
 def detr() -> Any:

@@ -16,6 +16,7 @@ from playwright.sync_api import Page
 from torch import Tensor, nn
 
 import visattn
+from tests import tiny
 from tests.viewer.conftest import Opened
 from visattn.core.operators import MatrixOperator, SampledOperator, SoftmaxOperator
 from visattn.errors import OptionError
@@ -61,7 +62,7 @@ def of_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     def made() -> nn.Module:
         torch.manual_seed(0)
         model: nn.Module = timm.create_model(name, **options)
-        return model.eval()
+        return tiny.centered(model).eval()
 
     return made
 
