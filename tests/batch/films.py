@@ -12,6 +12,8 @@ import cv2  # noqa: TID251 - as another reader than ours
 import numpy as np
 from numpy.typing import NDArray
 
+OPENCV = tuple(map(int, cv2.__version__.split(".")[:2]))
+
 Array = NDArray[np.uint8]
 
 

@@ -261,6 +261,8 @@ def test_compiled_model_is_not_recompiled(in_place: bool) -> None:
         model = torch.compile(model, backend=backend)
     model(images()).sum().backward()
     compiled = len(graphs)
+    if in_place and not compiled:
+        pytest.skip(f"torch {torch.__version__} compiles nothing by model.compile()")
     logger = logger_of(model, to=lambda step, page: pages.append(step))
     for step in range(3):
         logger(step)

@@ -69,6 +69,7 @@ class FeatureMap(nn.Module):
             cause = (str(error) or type(error).__name__).splitlines()[0]
             other = option("layer") if _is_traceable(model) else "model"
             raise UnsupportedModel(f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another {other}.") from error
+        _leave_out_of_state(model, self.model)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the feature map `(B, channels, rows, columns)` of images `(B, C, H, W)`."""
@@ -79,6 +80,14 @@ class FeatureMap(nn.Module):
             images, indices=[self.index], norm=True, output_fmt="NCHW", intermediates_only=True
         )
         return found
+
+
+def _leave_out_of_state(model: nn.Module, cut: nn.Module) -> None:
+    """Leave the buffers out of the state of a cut model that the whole model leaves out; torch.fx before 2.14 puts them in."""
+    whole = dict(model.named_modules())
+    for name, part in cut.named_modules():
+        if name in whole:
+            part._non_persistent_buffers_set |= whole[name]._non_persistent_buffers_set & part._buffers.keys()
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def convolved(work: Work) -> Result:
     )
     reach = tuple((side - 1) * gap + 1 for side, gap in zip(kernel_size, dilation, strict=True))
     transposed = bool(work.get("transposed", False))
-    one_channel = source._replace(copies=None).each(partial(through, work.planes, dim=1, size=1))
+    one_channel = source._replace(copies=None, others=None).each(partial(through, work.planes, dim=1, size=1))
     assert one_channel is not None  # noqa: S101 - `through` raises
     merges_channels = not same_along(source.codes, 1)  # they belong to different cells
     has_one_cell = all(same_along(source.codes, -1 - axis) for axis in range(axes))  # a line of channels of one token, as in ECA
