@@ -34,7 +34,7 @@ from visattn.core.pipeline.question import ask
 from visattn.core.provenance import Provenance
 from visattn.errors import ImageError, OptionError, OutputError, ResourceError, VisattnNote
 
-EXACT_READER = pytest.mark.skipif(films.OPENCV < (4, 13), reason="OpenCV before 4.13 reads other colors")
+EXACT_READER = pytest.mark.skipif(films.OPENCV < (4, 13), reason="older OpenCV, such as 4.10, reads other colors")
 COUNT = 12
 FRAMES = [films.scene(number) for number in range(COUNT)]
 

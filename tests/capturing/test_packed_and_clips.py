@@ -217,7 +217,9 @@ def test_padded_patches_without_proof_are_not_placed(order: str, grids: list[lis
     assert record.reason == f"its tokens could not be traced from the pixels beyond {reason}"
 
 
-@pytest.mark.skipif(Version(transformers.__version__) < Version("5.24"), reason="it computes no places before transformers 5.24")
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.24"), reason="transformers 5.22 computes no places of its patches"
+)
 def test_siglip_2_of_transformers_is_placed() -> None:
     from transformers import Siglip2VisionConfig, Siglip2VisionModel
 

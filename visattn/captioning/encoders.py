@@ -83,7 +83,7 @@ class FeatureMap(nn.Module):
 
 
 def _leave_out_of_state(model: nn.Module, cut: nn.Module) -> None:
-    """Leave the buffers out of the state of a cut model that the whole model leaves out; torch.fx before 2.14 puts them in."""
+    """Leave the buffers out of the state of a cut model that the whole model leaves out; older versions of torch.fx put them in."""
     whole = dict(model.named_modules())
     for name, part in cut.named_modules():
         if name in whole:

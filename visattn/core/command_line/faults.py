@@ -16,7 +16,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 def fault(error: Exception) -> str:
     """Return the message of an internal error, or of a package that is missing."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("visattn"):
-        return f"the installation lacks the module '{error.name}'. Install visattn again, and run: visattn doctor"
+        return f"the module '{error.name}' is not installed. visattn doctor checks the installation."
     what = str(error).strip().split("\n")[0]
     return f"internal error of visattn ({type(error).__name__}: {what}). Please report it with the output of --debug."
 
