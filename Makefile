@@ -65,8 +65,9 @@ wheel: $(READY)  ## the wheel in a new environment
 
 $(OLDEST)/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(OLDEST)
-	$(OLDEST)/bin/python scripts/oldest.py > $(OLDEST)/versions.txt
-	@$(OLDEST)/bin/python scripts/install.py -e ".[dev]" --constraint $(OLDEST)/versions.txt
+	$(OLDEST)/bin/python -m pip install --quiet uv  # pip takes too long to find versions that fit together
+	$(OLDEST)/bin/python scripts/oldest.py $(OLDEST)/bin/uv > $(OLDEST)/versions.txt
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python -e ".[dev]" --constraint $(OLDEST)/versions.txt
 	@touch $@
 
 oldest: $(OLDEST)/.ready  ## the quick tests with the oldest versions that visattn allows, in an environment of their own

@@ -1,32 +1,56 @@
-"""Print the oldest versions that `pyproject.toml` allows for what visattn and its extras need, as constraints for pip."""
+"""Print constraints for pip: the oldest versions, of what visattn and its extras need, that `pyproject.toml` allows beside each other.
+
+`oldest.py UV` finds them by uv, whose path it is given. A newer version than the floor is printed where another floor requires it.
+"""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-TOOLS = "dev", "docs", "ultralytics"  # extras whose oldest versions are not promised
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+TOOLS = "dev", "docs", "ultralytics", "networks"  # extras whose oldest versions are not promised
 _BOUND = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?>=([0-9.]+)")
+_PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==([0-9.]+)", re.MULTILINE)
 
 
-def oldest(text: str) -> str:
-    """Return the constraint of a requirement: the first release of the oldest line that it allows, or nothing."""
-    bound = _BOUND.fullmatch(text)
-    if bound is None:
-        return ""
-    name, version = bound.groups()
-    return f"{name}=={version if '.' in version else version + '.0'}.*"
+def floors() -> dict[str, str]:
+    """Return the floor of each requirement, by its normalized name."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    texts = list(project["dependencies"])
+    for extra, more in project["optional-dependencies"].items():
+        texts += more if extra not in TOOLS else []
+    found = (_BOUND.fullmatch(text) for text in texts)
+    return {bound[1].lower().replace("_", "-"): bound[2] for bound in found if bound is not None}
+
+
+def together(uv: str) -> dict[str, str]:
+    """Return the oldest versions that can be installed together, by name."""
+    words = [
+        uv,
+        "pip",
+        "compile",
+        "--quiet",
+        "--extra",
+        "all",
+        "--resolution",
+        "lowest-direct",
+        "--python",
+        sys.executable,
+        str(PROJECT),
+    ]
+    return dict(_PINNED.findall(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
 
 
 def main() -> None:
-    """Print them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = list(project["dependencies"])
-    for extra, more in project["optional-dependencies"].items():
-        needed += more if extra not in TOOLS else []
-    print("\n".join(sorted({line for text in needed if (line := oldest(text))})))
+    """Print them: the floor's own line of versions, so that its latest corrections are used."""
+    versions = together(sys.argv[1])
+    for name, floor in sorted(floors().items()):
+        parts = max(floor.count(".") + 1, 2)
+        print(f"{name}=={'.'.join(versions[name].split('.')[:parts])}.*")
 
 
 if __name__ == "__main__":
