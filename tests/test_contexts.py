@@ -76,3 +76,20 @@ def test_importing_libraries_draws_no_random_numbers_of_the_program() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["explain", "models"])
+def test_names_are_imported_without_drawing_random_numbers_of_the_program(name: str) -> None:
+    code = (
+        "import random, sys, visattn\n"
+        "class Drawing:  # as rich draws when timm imports it\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        random.random()\n"
+        "sys.meta_path.insert(0, Drawing())\n"
+        "before, known = random.getstate(), len(sys.modules)\n"
+        f"visattn.{name}\n"
+        "assert len(sys.modules) > known\n"
+        "assert random.getstate() == before\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

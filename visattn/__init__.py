@@ -5,6 +5,7 @@ Names are imported on first use (PEP 562), so `import visattn` is fast and does 
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -142,13 +143,17 @@ __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name == "__version__":
         return import_module("importlib.metadata").version("visattn")  # takes as long as click
-    if name in _NAMES:
+    if name not in _NAMES and name not in _PACKAGES:
+        raise AttributeError(f"module 'visattn' has no attribute {name!r}")
+    state = random.getstate()  # rich draws a number when it is imported, and timm imports it
+    try:
+        if name in _PACKAGES:
+            return import_module(f"visattn.{_PACKAGES[name]}")
         value = getattr(import_module(f"visattn.{_NAMES[name]}"), name)
-        globals()[name] = value
-        return value
-    if name in _PACKAGES:
-        return import_module(f"visattn.{_PACKAGES[name]}")
-    raise AttributeError(f"module 'visattn' has no attribute {name!r}")
+    finally:
+        random.setstate(state)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
