@@ -192,6 +192,33 @@ def test_films_that_are_too_large_are_refused(model: Any, film: Path, tmp_path: 
     assert not (tmp_path / "out.mp4").exists()
 
 
+LEFT_EARLY = """
+import sys
+from contextlib import suppress
+from itertools import islice
+import av
+from visattn.batch.films.frames import Film
+from visattn.errors import ImageError
+
+av.logging.set_level(av.logging.ERROR)  # as torchvision 0.25 does
+for reading in range(80):
+    frames = Film(sys.argv[1]).frames()
+    with suppress(ImageError):
+        list(islice(frames, reading % 20 + 1))
+    frames.close()
+"""
+
+
+def test_a_damaged_film_that_is_left_early_is_closed_while_its_decoder_logs(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (30, 256, 256, 3), np.uint8)
+    data = bytearray(films.write(tmp_path / "noise.mp4", list(noise)).read_bytes())
+    for at in range(data.index(b"mdat") + 100, len(data) - 2000, 1000):
+        data[at : at + 8] = b"\xff" * 8
+    (tmp_path / "damaged.mp4").write_bytes(data)
+    command = [sys.executable, "-W", "ignore", "-c", LEFT_EARLY, str(tmp_path / "damaged.mp4")]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+
 def test_colors_of_bt2020_are_read_and_hdr_is_told(model: Any, tmp_path: Path) -> None:
     films.write(tmp_path / "wide.mp4", FRAMES, colors=9, brightness=16)
     film = Film(tmp_path / "wide.mp4")

@@ -200,6 +200,9 @@ class _Opened:
         return self._container, films[0]
 
     def __exit__(self, *_error: object) -> None:
+        for stream in self._container.streams.video:
+            if stream.codec_context is not None:
+                stream.codec_context.flush_buffers()  # waits without the GIL for threads that may log; freeing waits with it
         self._container.close()
         self._file.close()
 
