@@ -146,6 +146,10 @@ def test_heads_may_be_folded_into_the_batch() -> None:
     heads_first = scene.self(scene.tokens.expand(3, 2, 7), 3, 2)
     assert heads_first.order is not None
     assert heads_first.order.tolist() == [[[0], [2], [4]], [[1], [3], [5]]]
+    one = Scene(1)
+    of_one_image = one.self(one.tokens.expand(3, 1, 7), 3, 1)
+    assert of_one_image.order is not None
+    assert of_one_image.order.tolist() == [[[0], [1], [2]]]
     split = scene.self(scene.tokens[:, None, None].expand(2, 3, 1, 7), 2, 3, 1)
     assert split.order is not None
     assert split.order.tolist() == folded.order.tolist()

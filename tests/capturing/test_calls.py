@@ -76,6 +76,20 @@ def test_weights_times_values_equal_the_kernels_output(name: str, groups: int) -
         assert (record.kind, record.queries, record.keys) == ("self", tiny.layout(), tiny.layout())
 
 
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_heads_may_come_before_images(images: int) -> None:
+    weights: list[Tensor] = []
+
+    def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (operand.transpose(0, 1) for operand in (q, k, v))
+        weights.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).transpose(0, 1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(0, 1)
+
+    _, recording = run(own.vit(heads_first), torch.randn(images, 3, 48, 64))
+    for record, expected in zip(recording, weights, strict=True):
+        torch.testing.assert_close(record.operator.dense(), expected)
+
+
 def test_weights_of_a_fully_masked_row_are_zero() -> None:
     _, recording = run(own.vit(sdpa(attn_mask=EMPTY_ROW)), tiny.pixels(2))
     weights = recording[0].operator.dense()

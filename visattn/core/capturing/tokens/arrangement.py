@@ -184,7 +184,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     kind: Kind = "pool" if is_pool else "self" if is_self else "cross"
     if blocks > 1 or not _is_in_turn(query_index[0]) or not _is_in_turn(key_index[0]):
         return Arrangement(kind, query_layout, key_layout, order, query_index, key_index)
-    is_lead_of_heads = len(lead) == 2 and _is_in_turn(order.flatten())
+    is_lead_of_heads = tuple(lead) == tuple(order.shape[:2]) and _is_in_turn(order.flatten())
     return Arrangement(kind, query_layout, key_layout, None if is_lead_of_heads else order)
 
 
