@@ -78,7 +78,7 @@ def test_importing_libraries_draws_no_random_numbers_of_the_program() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["explain", "models"])
+@pytest.mark.parametrize("name", ["explain", "models", "methods"])
 def test_names_are_imported_without_drawing_random_numbers_of_the_program(name: str) -> None:
     code = (
         "import random, sys, visattn\n"
@@ -90,6 +90,7 @@ def test_names_are_imported_without_drawing_random_numbers_of_the_program(name: 
         f"visattn.{name}\n"
         "assert len(sys.modules) > known\n"
         "assert random.getstate() == before\n"
+        f"assert {name!r} in vars(visattn)  # later uses do not touch the state, which another thread may read\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -147,12 +147,11 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         raise AttributeError(f"module 'visattn' has no attribute {name!r}")
     state = random.getstate()  # rich draws a number when it is imported, and timm imports it
     try:
-        if name in _PACKAGES:
-            return import_module(f"visattn.{_PACKAGES[name]}")
-        value = getattr(import_module(f"visattn.{_NAMES[name]}"), name)
+        module = import_module(f"visattn.{_PACKAGES.get(name) or _NAMES[name]}")
+        value = module if name in _PACKAGES else getattr(module, name)  # which may import more
     finally:
         random.setstate(state)
-    globals()[name] = value
+    globals()[name] = value  # so that only a first use puts the state back: another thread may draw
     return value
 
 
