@@ -116,9 +116,6 @@ SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "sigmoid": lambda q, k, v: (q @ k.mT).sigmoid() @ v,
     "scores by einsum": lambda q, k, v: torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd->bhnm", q, k), v),
     "scores times values": lambda q, k, v: ((q @ k.mT)[..., None] * v[:, :, None]).sum(-2),
-}
-DISTANCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "distances": lambda q, k, v: (-torch.cdist(q, k)).exp() @ v,
     "differences": lambda q, k, v: (-(q[:, :, :, None] - k[:, :, None]).square().sum(-1)).exp() @ v,
     "additive": lambda q, k, v: torch.einsum("bhnm,bhme->bhne", (q[:, :, :, None] + k[:, :, None]).tanh().sum(-1), v),
 }
@@ -153,7 +150,7 @@ CASES: dict[str, tuple[Callable[[Part, Tensor], Tensor], str]] = {
     **{
         name: (attention(product, FEATURES["identity"], False), "multiplies scores by values") for name, product in SCORES.items()
     },
-    **{name: (attention(product, FEATURES["identity"], False), UNTRACED) for name, product in DISTANCES.items()},
+    "distances": (attention(lambda q, k, v: (-torch.cdist(q, k)).exp() @ v, FEATURES["identity"], False), UNTRACED),
     "values with ones": (padded, LINEAR),
 }
 

@@ -277,7 +277,7 @@ def tracer(weights: Sequence[Tensor], of_image: Sequence[Tensor]) -> Any:
     def slot_of(tensor: Tensor) -> int | None:
         return next((slot for slot, other in enumerate(tensors) if other is tensor), None)
 
-    tape = SimpleNamespace(weights={slot: frozenset({0}) for slot in range(len(weights))})
+    tape = SimpleNamespace(weights={slot: frozenset({0}) for slot in range(len(weights))}, entries=[])
     return SimpleNamespace(slot_of=slot_of, tape=tape, descends=lambda tensor: any(tensor is other for other in tensors))
 
 
@@ -310,3 +310,20 @@ def test_weights_times_data_of_equal_size_are_a_gate() -> None:
     assert not is_gated(tracer([one], [other]), (one, other), one * other)
     pair, data_of_pair = whole(1, 2), whole(1, 2)
     assert is_gated(tracer([pair], [data_of_pair]), (pair, data_of_pair), pair * data_of_pair)
+
+
+@pytest.mark.parametrize(
+    ("name", "positive"), [("exp", True), ("sigmoid", True), ("softplus", True), ("tanh", False), ("mul", False)]
+)
+def test_weights_times_positive_data_stay_weights(name: str, positive: bool) -> None:
+    weights, data = whole(BATCH, QUERIES, KEYS), whole(BATCH, QUERIES, KEYS)
+    operation, others = SimpleNamespace(own=True, name=name), SimpleNamespace(own=True, name="exp")
+    entries = [
+        SimpleNamespace(operation=operation, outs=[None, SimpleNamespace(slot=1)]),
+        SimpleNamespace(operation=others, outs=[SimpleNamespace(slot=0)]),
+    ]
+    some = tracer([weights], [data])
+    some.tape.entries = entries
+    assert written_out._is_gated(some, (weights, data), weights * data) is not positive
+    operation.own = False  # a function of the user's that has the same name
+    assert written_out._is_gated(some, (weights, data), weights * data)

@@ -315,8 +315,29 @@ def test_rows_that_cross_columns_make_the_grid_of_both() -> None:
     assert not combine(planes, rows, maps(planes, 1, 4, box)).crossed
     assert not combine(planes, rows, columns._replace(leaning=True)).crossed
     refused(planes, rows, columns._replace(codes=columns.codes.flip(0)))
-    refused(planes, rows, maps(planes, 2, 4)._replace(codes=maps(planes, 2, 4).codes[:, :, :1]))
-    refused(planes, maps(planes, 3, 2)._replace(codes=maps(planes, 3, 2).codes[..., :1]), columns)
+
+
+def test_tokens_along_one_axis_that_meet_tokens_along_another_are_pairs() -> None:
+    planes = two_images()
+    tokens = grid(planes, 2, 3).flatten(1)
+    queries, keys = placed(tokens[:, :, None, None].expand(2, 6, 1, 5)), placed(tokens[:, None, :, None].expand(2, 1, 6, 5))
+    for operands in ((queries, keys), (keys, queries)):
+        pairs = combine(planes, *operands)
+        assert pairs.columns is not None
+        for query in range(6):
+            for key in range(6):
+                assert (pairs.codes[:, query, key] == tokens[:, query, None]).all()
+                assert (pairs.columns[:, query, key] == tokens[:, key, None]).all()
+        assert pairs.one_stream
+    assert not combine(planes, queries._replace(behind=(1, "attn", 0)), keys).one_stream
+    assert combine(planes, queries, keys._replace(mixture=True)).mixture
+    assert combine(planes, queries._replace(crossed=True), keys).crossed
+    refused(planes, queries._replace(leaning=True), keys)
+    refused(planes, queries, keys._replace(codes=keys.codes.flip(0)))  # of the other image
+    rows, cells = maps(planes, 3, 1), maps(planes, 2, 4)
+    first_cells = combine(planes, rows, cells._replace(codes=cells.codes[:, :, :1]))
+    assert first_cells.columns is not None
+    assert first_cells.columns[0, 0, 2].tolist() == cells.codes[0, 0, 0].tolist()
 
 
 def gate(planes: Planes, **fields: Any) -> Places:

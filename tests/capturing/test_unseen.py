@@ -124,6 +124,7 @@ RECORDED = {
     "values first",
 }
 
+WEIGHTED = {"a factor after the softmax", "a data-dependent gate after the softmax", "topk"}  # positive factors, and masks
 FLAT = {"einsum without an arrow", "matrices by image and head"}  # the attention of one image in each call
 
 
@@ -140,7 +141,7 @@ def test_attention_is_recorded_or_reported_as_unseen(name: str, batch: int) -> N
         if "second" in found:
             some = "it holds only some images of the batch"
             assert recording[found.index("second")].reason == (some if name in FLAT and batch > 1 else None)
-            assert name in RECORDED | FLAT | {"a factor after the softmax", "topk"}
+            assert name in RECORDED | FLAT | WEIGHTED
         else:
             assert name not in RECORDED | FLAT
             assert told, "missed in silence"

@@ -199,6 +199,46 @@ def test_sliding_windows_equal_loops(name: str) -> None:
         others = loops(*thirds(x, module.qkv_global, 2))
         out[:, :first], weights[:, :, :first] = others[0][:, :first], others[1][:, :, :first]
     agree(module(x, grid, need_weights=True), (finish(module, out), weights))
+    torch.testing.assert_close(module(x, grid), finish(module, out), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", [(19, 26), (8, 24), (1, 40), (33, 3)], ids=str)
+@pytest.mark.parametrize("name", [*SLIDING, "wider than a tile"])
+def test_sliding_windows_in_tiles_equal_the_dense_mask_forward_and_backward(
+    name: str, grid: tuple[int, int], figures: Figures
+) -> None:
+    options = {**SLIDING, "wider than a tile": {"radius": 5, "dilation": (1, 2)}}[name]
+    rows, columns = grid
+    first, steps = options.get("global_tokens", 0), options.get("dilation", 1)
+    steps = steps if isinstance(steps, tuple) else (steps, steps)
+    torch.manual_seed(0)
+    module = ours.SlidingWindowAttention(8, 2, **options)
+    x = torch.randn(2, first + rows * columns, 8, requires_grad=True)
+    slope = torch.randn_like(x)
+
+    allowed = torch.ones(2, rows * columns, first + rows * columns, dtype=torch.bool)
+    place = torch.tensor([(row, column) for row in range(rows) for column in range(columns)])
+    for head, step in enumerate(steps):
+        reached = torch.tensor([step * k for k in range(-options["radius"], options["radius"] + 1)])
+        allowed[head, :, first:] = torch.isin(place[:, None] - place, reached).all(-1)
+
+    def dense() -> Tensor:
+        def heads(t: Tensor) -> list[Tensor]:
+            return [part.view(2, -1, 2, 4).transpose(1, 2) for part in t.chunk(3, 2)]
+
+        query, key, value = heads(module.qkv(x))
+        scores = (query[:, :, first:] @ key.mT / 2).masked_fill(~allowed, -torch.inf)
+        out = scores.softmax(-1) @ value
+        if module.qkv_global is not None:
+            query, key, value = heads(module.qkv_global(x))
+            out = torch.cat([(query[:, :, :first] @ key.mT / 2).softmax(-1) @ value, out], 2)
+        return module.proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    wanted = [x, *module.parameters()]
+    of_tiles, of_mask = ((out, torch.autograd.grad(out, wanted, slope)) for out in (module(x, grid), dense()))
+    figures("sliding window: output against the dense mask", float((of_tiles[0] - of_mask[0]).detach().abs().max()), "<= 1e-6")
+    worst = max(float((a - b).abs().max() / b.abs().max().clamp_min(1)) for a, b in zip(of_tiles[1], of_mask[1], strict=True))
+    figures("sliding window: gradients against the dense mask, of the largest", worst, "<= 1e-6")
 
 
 # other implementations

@@ -18,7 +18,9 @@ Ground = Literal["auto", "photo", "gray"]
 MapFormat = Literal["npz", "npy", "csv", "tif", "png"]  # endings of saved maps
 Resize = Literal["auto", "fit", "model"]
 Kind = Literal["self", "cross", "pool", "sampled", "channel", "unplaced"]
-Role = Literal["activation", "tokens", "channel_gate", "spatial_gate", "gate", "branch_gate", "transform", "glimpse", "mix"]
+Role = Literal[
+    "activation", "tokens", "channel_gate", "spatial_gate", "gate", "branch_gate", "transform", "glimpse", "window", "mix"
+]
 ColorProfile = Literal["convert", "ignore"]
 DiscardOver = Literal["row", "layer"]
 Sampling = Literal["sample", "argmax", "expected", "gumbel"]

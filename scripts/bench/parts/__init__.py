@@ -20,6 +20,7 @@ from bench.parts import (
     training,
     viewer,
     weights,
+    windows,
 )
 from bench.parts.part import Part
 
@@ -31,6 +32,7 @@ PARTS: dict[str, Part] = {
     "weights": weights.PART,
     "overlay": overlay.PART,
     "modules": modules.PART,
+    "windows": windows.PART,
     "cams": cams.PART,
     "training": training.PART,
     "captions": captions.PART,

@@ -353,9 +353,10 @@ class _Session:
         value = _owned(gate if first_flattened_axis is None else gate.flatten(first_flattened_axis))
         self._copies.append(value)
         self._told.setdefault(module, []).append(value)
-        has_places = role in ("spatial_gate", "gate", "transform", "glimpse")
+        has_places = role in ("spatial_gate", "gate", "transform", "glimpse", "window")
         slot = self.watch.want(gate if features is None else features) if has_places else None
-        is_of_whole_map, size = role in ("transform", "glimpse"), gate.shape[2:]
+        is_of_whole_map = role in ("transform", "glimpse")
+        size = (features if role == "window" and features is not None else gate).shape[2:]
 
         def keep_feature(forward: Forward) -> None:
             """Add the gate to the recording, with the grid that its values lie on, if that was traced."""

@@ -1,4 +1,4 @@
-"""Facts about a map besides its values: its layer and query, and the sinks, glimpses and detections that pictures mark."""
+"""Facts about a map besides its values: its layer and query, and the sinks, glimpses, windows and detections that pictures mark."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class MapFacts:
         pixelwise: Whether each value belongs to a single pixel or sampled point, so that a few outliers may dominate the color scale.
         interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
         input_size: Height and width of the model's input; None if unknown.
+        windows: For each image, the windows outside which the queries cannot attend, in input pixels; local attention has them.
     """
 
     layer: str = ""
@@ -49,6 +50,7 @@ class MapFacts:
     pixelwise: bool = False
     interval: bool = False
     input_size: tuple[int, int] | None = None
+    windows: tuple[tuple[Box, ...], ...] = ()
 
     __repr__ = brief
 
@@ -58,6 +60,7 @@ class MapFacts:
             self,
             sinks=(self.sinks[image],) if self.sinks else (),
             glimpses=(self.glimpses[image],) if self.glimpses else (),
+            windows=(self.windows[image],) if self.windows else (),
         )
 
     def path(self) -> dict[str, Any]:
@@ -81,12 +84,13 @@ class MapFacts:
         """Build the facts from the result of `to_dict`, which may have been stored as JSON."""
         sinks = tuple(tuple(Sink(*sink) for sink in found) for found in data["sinks"])
         glimpses = tuple(tuple(tuple(Box(*box) for box in boxes) for boxes in seen) for seen in data["glimpses"])
+        windows = tuple(tuple(Box(*box) for box in boxes) for boxes in data.get("windows", ()))
         detections = tuple(Detection(label, Box(*box)) for label, box in data.get("detections", ()))
         at = tuple((float(y), float(x)) for y, x in data.get("query_at", ()))
         size = data.get("input_size")
         known = None if size is None else (int(size[0]), int(size[1]))
-        read = {"sinks": sinks, "glimpses": glimpses, "detections": detections, "query_at": at, "input_size": known}
-        return cls(**data | read)
+        read = {"sinks": sinks, "glimpses": glimpses, "windows": windows, "detections": detections}
+        return cls(**data | read | {"query_at": at, "input_size": known})
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

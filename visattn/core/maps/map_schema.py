@@ -88,6 +88,7 @@ class _KnownFacts(TypedDict):
     sinks: _Sinks
     sinks_kept: bool
     glimpses: list[list[list[BoxFacts]]]
+    windows: NotRequired[list[list[BoxFacts]]]
     detections: NotRequired[list[tuple[str, BoxFacts]]]
     pixelwise: bool
     query_at: NotRequired[list[tuple[Number, Number]]]
@@ -166,7 +167,12 @@ def check_places(facts: Facts) -> None:
     known = facts.get("facts") or _MapFacts()
     glimpses = [box for seen in known.get("glimpses", ()) for scales in seen for box in scales]
     detected = [box for _, box in known.get("detections", ())]
-    others = [*(("a glimpse", box) for box in glimpses), *(("a detection", box) for box in detected)]
+    windows = [box for boxes in known.get("windows", ()) for box in boxes]
+    others = [
+        *(("a glimpse", box) for box in glimpses),
+        *(("a window", box) for box in windows),
+        *(("a detection", box) for box in detected),
+    ]
     for name, (top, left, bottom, right) in (*boxes.items(), *others):
         if not (_LEAST <= bottom - top <= SIDE and _LEAST <= right - left <= SIDE):
             raise ValueError(f"{name} must have sides of {_LEAST:g} to {SIDE:,} pixels")

@@ -181,7 +181,7 @@ class Explanation:
         style: Style,
         quiet: bool = False,
     ) -> Picture:
-        """Draw heatmap, outline, glimpses and boxes on a background of the photo's size."""
+        """Draw heatmap, outline, glimpses, windows and boxes on a background of the photo's size."""
         colored = overlays.painted(background, heat, style, quiet=quiet)
         picture: Image.Image = colored
         if mass is not None:
@@ -192,6 +192,8 @@ class Explanation:
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = marks.draw_glimpses(picture, on_photo, heat.seen)
+        for window in (box for boxes in self.map.facts.windows for box in boxes):
+            picture = marks.draw_box(picture, self.geometry.box_to_photo(window), seen=heat.seen)
         for detection in self.map.facts.detections:
             picture = marks.draw_box(picture, self.geometry.box_to_photo(detection.box), detection.label, heat.seen)
         return pictures.carrying(picture, colored.provenance)
@@ -206,6 +208,8 @@ class Explanation:
         marked = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
         if rings and marked:
             lines.append(f"rings: {', '.join(marked)}")
+        if self.map.facts.windows:
+            lines.append("box: the window of the query, outside which it cannot attend")
         return [*lines, *(f"warning: {text}" for text in facts.warnings)]
 
     def overlay(self, **options: Unpack[DrawOptions]) -> Picture:

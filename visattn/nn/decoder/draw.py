@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import at_least
+from visattn._support.publish import publish
 from visattn.errors import ShapeError
 from visattn.nn.positions import exact, wide
 from visattn.nn.shape_checks import check_maps, is_traced, shape_text
@@ -48,6 +49,7 @@ class DrawRead(nn.Module):
         """Read a patch of each image."""
         check_maps(self, images, None)
         _check_state(state, self.hidden_dim)
+        publish(self, "glimpse", lambda: self.boxes(state, (images.shape[2], images.shape[3]))[:, :, :4], images)
         with exact(images):
             rows, columns, log_gamma = _filters(self.window, state, images.shape[2], images.shape[3], self.patch_size)
             seen = rows.unsqueeze(1) @ wide(images) @ columns.transpose(1, 2).unsqueeze(1)  # (B, C, N, N)
@@ -56,6 +58,10 @@ class DrawRead(nn.Module):
                 return y
             weights = rows[:, :, None, :, None] * columns[:, None, :, None, :]  # (B, N, N, H, W)
             return y, weights.flatten(3).flatten(1, 2).unsqueeze(1)
+
+    def boxes(self, state: Tensor, size: tuple[int, int]) -> Tensor:
+        """Compute where the grid of filters lies on an image of `size` (height, width), for figures: see `DrawWrite.boxes`."""
+        return _boxes(self.window, state, size, self.patch_size)
 
 
 class DrawWrite(nn.Module):
@@ -91,11 +97,25 @@ class DrawWrite(nn.Module):
         """Add a patch to each canvas."""
         check_maps(self, canvas, self.channels)
         _check_state(state, self.hidden_dim)
+        publish(self, "window", lambda: self.boxes(state, (canvas.shape[2], canvas.shape[3])), canvas)
         patch = torch.unflatten(self.patch(state), 1, (self.channels, self.patch_size, self.patch_size))  # (B, C, N, N)
         with exact(canvas):
             rows, columns, log_gamma = _filters(self.window, state, canvas.shape[2], canvas.shape[3], self.patch_size)
             written = rows.transpose(1, 2).unsqueeze(1) @ wide(patch) @ columns.unsqueeze(1)  # (B, C, H, W)
             return canvas + ((-log_gamma).exp() * written).to(canvas.dtype)
+
+    def boxes(self, state: Tensor, size: tuple[int, int]) -> Tensor:
+        """Compute where the grid of filters lies on a canvas, for figures.
+
+        Args:
+            state: Hidden state `(B, hidden_dim)`, as in the forward pass.
+            size: Size `(height, width)` of the canvas in pixels.
+
+        Returns:
+            `(B, 1, 6)` in continuous pixels: top, left, bottom and right, half a spacing beyond the outer filters, then row and column of
+            the center. The box may extend beyond the canvas.
+        """
+        return _boxes(self.window, state, size, self.patch_size)
 
 
 def _check_state(state: Tensor, hidden_dim: int) -> None:
@@ -105,14 +125,28 @@ def _check_state(state: Tensor, hidden_dim: int) -> None:
 
 def _filters(window: nn.Linear, state: Tensor, height: int, width: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the filters `F_Y`, `(B, N, H)`, and `F_X`, `(B, N, W)`, and `log gamma`, `(B, 1, 1, 1)`."""
-    x, y, log_variance, log_spacing, log_gamma = wide(window(state.to(window.weight.dtype))).unbind(1)
-    spacing = (max(height, width) - 1) / max(count - 1, 1) * log_spacing.exp()
+    y, x, log_variance, spacing, log_gamma = _window(window, state, height, width, count)
     number = torch.arange(1, count + 1, device=state.device) - count / 2 - 0.5
 
     def along(center: Tensor, side: int) -> Tensor:
-        at = ((side + 1) / 2 * (center + 1))[:, None] + number * spacing[:, None]  # (B, N)
+        at = center[:, None] + number * spacing[:, None]  # (B, N)
         pixel = torch.arange(1, side + 1, device=state.device)
         weights = (-((pixel - at[..., None]) ** 2) / (2 * log_variance.exp()[:, None, None])).exp()  # (B, N, side)
         return weights / weights.sum(2, keepdim=True).clamp_min(1e-8)
 
     return along(y, height), along(x, width), log_gamma[:, None, None, None]
+
+
+def _window(window: nn.Linear, state: Tensor, height: int, width: int, count: int) -> tuple[Tensor, ...]:
+    """Compute row and column of the center in pixels from 1, log variance, spacing and `log gamma`, `(B,)` each."""
+    x, y, log_variance, log_spacing, log_gamma = wide(window(state.to(window.weight.dtype))).unbind(1)
+    spacing = (max(height, width) - 1) / max(count - 1, 1) * log_spacing.exp()
+    return (height + 1) / 2 * (y + 1), (width + 1) / 2 * (x + 1), log_variance, spacing, log_gamma
+
+
+def _boxes(window: nn.Linear, state: Tensor, size: tuple[int, int], count: int) -> Tensor:
+    """Return box and center of the grid of filters in continuous pixels, `(B, 1, 6)`."""
+    y, x, _, spacing, _ = _window(window, state, *size, count)
+    center = torch.stack((y, x), 1) - 0.5  # pixel 1 extends from 0 to 1
+    half = spacing[:, None] * count / 2
+    return torch.cat((center - half, center + half, center), 1)[:, None]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import at_least
+from visattn._support.publish import is_heard, publish
 from visattn.errors import OptionError, ShapeError
 from visattn.nn.shape_checks import check_tokens, is_traced
 from visattn.nn.tokens.multihead import check_mask, softmax
@@ -50,7 +51,9 @@ class LocalMonotonic(nn.Module):
         check_mask(mask, scores.shape)
         places = _places(grid, scores)  # (N, axes)
         number = torch.arange(first, first + scores.shape[1], device=scores.device).clamp(max=len(places) - 1)
-        near = ((places[number][:, None] - places).abs() <= self.radius).all(-1)  # (T, N)
+        centers = places[number]  # (T, axes)
+        near = ((centers[:, None] - places).abs() <= self.radius).all(-1)  # (T, N)
+        _publish(self, value, centers.expand(len(value), -1, -1), grid)
         weights = softmax(scores, near if mask is None else near & mask)
         return weights.to(value.dtype) @ value, weights
 
@@ -129,12 +132,37 @@ class LocalPredictive(nn.Module):
         check_value(scores, value)
         check_mask(mask, scores.shape)
         away = _places(grid, scores) - centers[:, :, None]  # (B, T, N, axes)
+        _publish(self, value, centers, grid)
         if self.truncate:
             near = (away.abs() <= self.radius).all(-1)  # (B, T, N)
             mask = near if mask is None else near & mask
         closeness = away.square().sum(-1) * (-2 / self.radius**2)  # log of the Gaussian, (B, T, N)
         weights = softmax(scores + closeness, mask) if self.renormalize else softmax(scores, mask) * closeness.exp()
         return weights.to(value.dtype) @ value, weights
+
+
+def _publish(module: LocalMonotonic | LocalPredictive, value: Tensor, centers: Tensor, grid: Sequence[int]) -> None:
+    """Publish the cells in reach of each query, and its center, `(B, T, axes)`, if the grid is that of a map."""
+    if len(grid) == 2 and is_heard():
+        publish(module, "window", lambda: windows(centers, module.radius, grid), torch.unflatten(value.mT, 2, tuple(grid)))
+
+
+def windows(centers: Tensor, radius: int, grid: Sequence[int]) -> Tensor:
+    """Compute which cells of a grid lie in the windows around given centers, for figures.
+
+    Args:
+        centers: `(B, T, 2)` row and column of each center, as indices from 0.
+        radius: Half width of the windows, D: cells at most this far away along each axis lie inside.
+        grid: `(rows, columns)`.
+
+    Returns:
+        `(B, T, 6)` in cells: top, left, bottom and right of each window, clipped at the borders, then row and column of its center, where
+        cell `i` extends from `i` to `i + 1`.
+    """
+    last = torch.tensor(tuple(grid), dtype=torch.float64, device=centers.device) - 1
+    exact = centers.detach().double()
+    low, high = ((exact + side).clamp_min(0).minimum(last) for side in (-radius, radius))
+    return torch.cat((low.ceil(), high.floor() + 1, exact + 0.5), -1)
 
 
 def _places(grid: Sequence[int], scores: Tensor) -> Tensor:

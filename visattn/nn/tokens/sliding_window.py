@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn._support.checks import at_least
@@ -13,14 +14,18 @@ from visattn.errors import OptionError
 from visattn.nn.shape_checks import check_tokens
 from visattn.nn.tokens.multihead import check_grid, check_heads, join, mix, split_qkv
 
+_TILE = 8  # cells along the side of a tile, at least
+
 
 class SlidingWindowAttention(nn.Module):
     """Sliding-window attention on a grid: each token attends to its neighborhood; global tokens attend to all tokens and all to them.
 
     `softmax(Q K^T / sqrt(d)) V` over a window and the global tokens, then heads are concatenated and projected. The window has the tokens
     whose row and column offsets are multiples of the dilation, at most `radius` times. At the borders the window is clipped. Global tokens
-    have their own projections for queries, keys and values. The mask is dense: **time and memory grow with the square of the number of
-    tokens**, whatever the radius.
+    have their own projections for queries, keys and values.
+
+    Queries are taken in square tiles, and each tile only meets the keys in reach, so time and memory grow linearly with the number of
+    tokens. With `need_weights=True` they grow with its square, as the weights do.
 
     Args:
         embed_dim: Width of a token, C.
@@ -75,7 +80,10 @@ class SlidingWindowAttention(nn.Module):
         check_grid(self, x, grid, self.global_tokens)
         first = self.global_tokens
         query, key, value = split_qkv(self.qkv(x), self.num_heads)
-        parts = [mix(query[:, :, first:], key, value, self._mask(grid, x.device), need_weights=need_weights)]
+        if need_weights:
+            parts = [mix(query[:, :, first:], key, value, self._mask(grid, x.device), need_weights=True)]
+        else:
+            parts = [(self._in_tiles(query, key, value, grid), None)]
         if self.qkv_global is not None:
             query, key, value = split_qkv(self.qkv_global(x), self.num_heads)
             parts.insert(0, mix(query[:, :, :first], key, value, need_weights=need_weights))
@@ -83,10 +91,68 @@ class SlidingWindowAttention(nn.Module):
         weights = [part for _, part in parts if part is not None]
         return (out, torch.cat(weights, 2)) if weights else out
 
+    def _in_tiles(self, query: Tensor, key: Tensor, value: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Attend from the grid tokens of `(B, heads, G + N, d)` to their windows and the global tokens: `(B, heads, N, d)`.
+
+        A tile of queries reads the block of keys that reaches `radius` times the largest dilation beyond it, and the mask hides the rest.
+        """
+        first, reach = self.global_tokens, self.radius * max(self.dilations)
+        side = max(reach, _TILE)
+        tiles = [-(-size // side) for size in grid]
+        queries = _blocks(query[:, :, first:], grid, tiles, side, 0)  # (B * tiles, heads, side ** 2, d)
+        keys, values = (
+            torch.cat([_for_each_tile(x[:, :, :first], tiles), _blocks(x[:, :, first:], grid, tiles, side, reach)], 2)
+            for x in (key, value)
+        )
+        mask = self._mask_of_tiles(grid, tiles, side, query.device)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.repeat(len(query), 1, 1, 1))
+        return _joined(out, grid, tiles, side)
+
+    def _mask_of_tiles(self, grid: tuple[int, int], tiles: list[int], side: int, device: torch.device) -> Tensor:
+        """Build the mask of the tiles, True where a query may attend: `(tiles, heads or 1, side ** 2, G + keys)`.
+
+        Queries beyond the grid, whose results are dropped, may attend to keys beyond it: a row without keys would have no finite gradient.
+        """
+        reach = self.radius * max(self.dilations)
+        inside = torch.ones(1, 1, grid[0] * grid[1], 1, device=device)
+        own = _blocks(inside, grid, tiles, side, 0).bool()  # (tiles, 1, side ** 2, 1)
+        others = _blocks(inside, grid, tiles, side, reach).bool().mT  # (tiles, 1, 1, keys)
+        of_queries = torch.arange(side, device=device)
+        of_keys = torch.arange(-reach, side + reach, device=device)
+        near = self._near(torch.cartesian_prod(of_queries, of_queries), torch.cartesian_prod(of_keys, of_keys))
+        return F.pad(near & (others | ~own), (self.global_tokens, 0), value=True)
+
     def _mask(self, grid: tuple[int, int], device: torch.device) -> Tensor:
         """Build the mask of the grid tokens, True where they may attend: `(1, heads or 1, N, G + N)`."""
         places = torch.cartesian_prod(*(torch.arange(size, device=device) for size in grid))  # (N, 2)
-        offsets = (places[:, None] - places).abs()  # (N, N, 2)
-        step = torch.tensor(self.dilations, device=device).view(-1, 1, 1, 1)
-        near = ((offsets <= self.radius * step) & (offsets % step == 0)).all(-1)  # (heads or 1, N, N)
-        return nn.functional.pad(near, (self.global_tokens, 0), value=True)[None]
+        return F.pad(self._near(places, places), (self.global_tokens, 0), value=True)[None]
+
+    def _near(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Check which keys lie in the windows of queries, both given by row and column: `(heads or 1, Q, K)`."""
+        offsets = (queries[:, None] - keys).abs()  # (Q, K, 2)
+        step = torch.tensor(self.dilations, device=queries.device).view(-1, 1, 1, 1)
+        return ((offsets <= self.radius * step) & (offsets % step == 0)).all(-1)
+
+
+def _blocks(x: Tensor, grid: tuple[int, int], tiles: Sequence[int], side: int, reach: int) -> Tensor:
+    """Cut `(B, heads, N, d)` on a grid into the cells of each tile and those around it, `(B * tiles, heads, (side + 2 * reach) ** 2, d)`.
+
+    Cells beyond the grid are zeros.
+    """
+    below, right = (count * side - size + reach for count, size in zip(tiles, grid, strict=True))
+    x = F.pad(torch.unflatten(x, 2, grid), (0, 0, reach, right, reach, below))
+    width = side + 2 * reach
+    blocks = x.unfold(2, width, side).unfold(3, width, side)  # (B, heads, tile rows, tile columns, d, width, width)
+    return blocks.permute(0, 2, 3, 1, 5, 6, 4).flatten(4, 5).flatten(0, 2)
+
+
+def _for_each_tile(x: Tensor, tiles: Sequence[int]) -> Tensor:
+    """Repeat `(B, heads, G, d)` for each tile: `(B * tiles, heads, G, d)`."""
+    return x[:, None].expand(-1, tiles[0] * tiles[1], -1, -1, -1).flatten(0, 1)
+
+
+def _joined(x: Tensor, grid: tuple[int, int], tiles: Sequence[int], side: int) -> Tensor:
+    """Return tiles of queries, `(B * tiles, heads, side ** 2, d)`, to the grid that they were cut from: `(B, heads, N, d)`."""
+    rows, columns = grid
+    x = torch.unflatten(torch.unflatten(x, 0, (-1, *tiles)), 4, (side, side)).permute(0, 3, 1, 4, 2, 5, 6)
+    return x.flatten(4, 5).flatten(2, 3)[:, :, :rows, :columns].flatten(2, 3)

@@ -302,8 +302,22 @@ def _codes_of_product(follower: TokenTracer, attention: Attention) -> tuple[Code
         return None, None, value_codes
     if attention.rows == attention.columns == 1 and isinstance(value_codes, Tensor):  # the only token of its window
         return value_codes, value_codes, value_codes
+    if isinstance(value_codes, Tensor) and _is_by_query_alone(follower, attention, row_codes):
+        return _without_lost(follower, row_codes[..., 0], weight_places.name), value_codes, value_codes
     _check_one_query(attention, weight_places)
     return *_codes_of_axes(follower, None, row_codes, weight_places.name), value_codes
+
+
+def _is_by_query_alone(follower: TokenTracer, attention: Attention, codes: Tensor) -> bool:
+    """Check whether each row of weights comes from a query of its own, and from nothing else, as in location-based attention.
+
+    Then the keys are the tokens that the weights multiply. Weights of pairs of tokens that were mixed over the keys are no such rows.
+    """
+    tells_rows_apart = attention.rows == 1 or not same_along(codes, -2)
+    if attention.columns < 2 or not same_along(codes, -1) or not tells_rows_apart:
+        return False
+    softmaxes = follower.softmaxes_behind(attention.operands[0])
+    return all(places.columns is None and places.others is None for places in softmaxes)
 
 
 def _check_one_query(attention: Attention, places: Places) -> None:

@@ -250,13 +250,13 @@ class TokenTracer:
 
     # --- attention calls
 
-    def passed(self, attention: Attention, slot: int, kind: str) -> None:
-        """Note that a slot holds the result of an attention call of this kind, so that its tokens lie behind that call.
+    def passed(self, attention: Attention, slot: int, arrangement: Arrangement) -> None:
+        """Note that a slot holds the result of an attention call, so that its tokens lie behind that call.
 
         The result of learned queries has no location; it counts as learned.
         """
         self._passed += 1
-        node = self._tape.nodes[slot]
+        node, kind = self._tape.nodes[slot], arrangement.kind
         places: Places | None = self.shadows.of(node)
         assert places is not None  # noqa: S101 - it was just made
         if attention.answers_at_keys:
@@ -266,7 +266,7 @@ class TokenTracer:
             places = places.each(self.planes.coarsened)
         behind = (self._passed, attention.layer, attention.call)
         if places is not None and places.placed:
-            places = self._with_images(places, attention)
+            places = self._in_windows(self._with_images(places, attention), attention, arrangement)
             # samples that are recorded count as values of their queries, and lie as far away as the queries do
             drift = self.places(attention.operands[0].slot).drift if kind == "sampled" else places.drift
             self.shadows.put(node, places.after(behind)._replace(drift=drift))
@@ -285,6 +285,18 @@ class TokenTracer:
         if bool((image < 0).any()) or places.codes.shape[:-2] != attention.lead:
             return places
         return places._replace(codes=self.planes.given(places.codes, image))
+
+    def _in_windows(self, places: Places, attention: Attention, arrangement: Arrangement) -> Places:
+        """Tell the results of a token apart that lies nowhere, such as a class token, and has asked in several windows."""
+        block = arrangement.block_of_group
+        if block is None or all(plane.grid for plane in self.planes.of(places.codes)):
+            return places
+        groups, rows = len(block), attention.rows
+        axes = None if attention.fused else attention.operands[0].axes
+        block = block.view(*attention.lead, 1, 1).expand(*attention.lead, rows, places.codes.numel() // (groups * rows))
+        block = block if axes is None else axes.result(block)
+        told = self.planes.told_apart(places.codes.reshape(-1, 1), block.flatten(), int(block.max()) + 1)
+        return places._replace(codes=told.view(places.shape))
 
     def _asks_from_nowhere(self, attention: Attention) -> bool:
         """Check whether the queries of a located call lie nowhere in the image, as object queries and words do."""
@@ -337,6 +349,11 @@ class TokenTracer:
         if places.kind == "lost" or (not places.placed and not places.located):
             return None
         return places.each(operand.view)
+
+    def softmaxes_behind(self, weights: Operand) -> list[Places]:
+        """Return the places of the results of the softmaxes that weights come from."""
+        entries = [self._tape.entries[number] for number in self._tape.weights.get(weights.slot, ())]
+        return [self.places(out.slot) for entry in entries for out in entry.outs if out is not None]
 
     def behind(self, operands: Sequence[Operand]) -> Behind:
         """Return the last attention call that flowed into the operands; None if there is none."""

@@ -15,12 +15,13 @@ from visattn.core.capturing.tokens.codes import flat
 from visattn.core.capturing.tokens.equations import Equation
 from visattn.core.capturing.trace.operations import EDITED, operation_of, words
 from visattn.core.capturing.trace.product_axes import Axes, Grouped, Permuted, axes_of_letters, axes_of_sum
-from visattn.core.capturing.trace.tape import Entry
+from visattn.core.capturing.trace.tape import Entry, Tape
 from visattn.core.capturing.trace.tracer import Tracer
 
 _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
 PRODUCT = frozenset({"matmul", "__matmul__", "bmm", "mm"})
 _SCALING = frozenset({"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "__truediv__", "__itruediv__"})
+_POSITIVE = words("exp exp2 sigmoid softplus")
 # operations that may lie between: dropout, casts, views, mixing of heads, gates
 BETWEEN = _SCALING | words("""
     dropout to float half bfloat16 double type type_as contiguous clone detach nan_to_num where masked_fill
@@ -157,7 +158,8 @@ def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) ->
 def _is_gated(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
     """Check whether weights were multiplied elementwise by other data from the image: then they are a gate, not attention.
 
-    `args` are the factors, and `out` is their product.
+    `args` are the factors, and `out` is their product. Factors that are positive by how they were computed, such as a Gaussian around
+    a predicted place, only change the size of the weights.
     """
     return any(
         isinstance(factor, Tensor)
@@ -165,8 +167,17 @@ def _is_gated(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
         and factor.numel() == out.numel() > 1
         and tracer.slot_of(factor) not in tracer.tape.weights
         and tracer.descends(factor)
+        and not _is_positive(tracer.tape, tracer.slot_of(factor))
         for factor in args
     )
+
+
+def _is_positive(tape: Tape, slot: int | None) -> bool:
+    """Check whether the call that computed the tensor in a slot has positive results only."""
+    for entry in reversed(tape.entries):
+        if any(out is not None and out.slot == slot for out in entry.outs):
+            return entry.operation.own and entry.operation.name in _POSITIVE
+    return False
 
 
 def _mixes_heads(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:

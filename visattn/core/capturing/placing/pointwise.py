@@ -241,6 +241,9 @@ class _Meeting:
         crossing = None if left.leaning or right.leaning else self._crossing(left, right)
         if crossing is not None:
             return crossing
+        pairs_of_tokens = None if left.leaning or right.leaning else self._pairs(left, right)
+        if pairs_of_tokens is not None:
+            return pairs_of_tokens
         left_count, right_count = most_cells(self._planes, left.codes), most_cells(self._planes, right.codes)
         if left_count == right_count:
             chosen = evener(self._planes, left, right)
@@ -265,6 +268,25 @@ class _Meeting:
         leaves_cells_out = len(met_codes) < most_cells(self._planes, fine.codes) * images
         is_single = len(met_codes) == len(torch.unique(fine_codes)) == len(torch.unique(coarse_codes))
         return len(met_codes) > 1 and is_single and leaves_cells_out
+
+    def _pairs(self, left: Places, right: Places) -> Places | None:
+        """Return the places of pairs of tokens: each token of one operand meets each of the other, as in additive attention.
+
+        Return None if the tokens of both vary along the same axis, or come from several images.
+        """
+        left_axes, right_axes = (self._axes_of_cells(places.codes) for places in (left, right))
+        if not left_axes or not right_axes or set(left_axes) & set(right_axes):
+            return None
+        left_image, right_image = (self._planes.images_of(places.codes) for places in (left, right))
+        if bool(((left_image != right_image) & (left_image >= 0) & (right_image >= 0)).any()):
+            return None
+        queries, keys = (left, right) if left_axes < right_axes else (right, left)
+        mixture, crossed = left.mixture or right.mixture, left.crossed or right.crossed
+        return queries._replace(columns=keys.codes, one_stream=left.stream == right.stream, mixture=mixture, crossed=crossed)
+
+    def _axes_of_cells(self, codes: Tensor) -> list[int]:
+        """Return the axes along which position codes name different cells of an image."""
+        return [dim for dim in range(codes.ndim) if cells_vary(self._planes, codes, dim)]
 
     def _crossing(self, left: Places, right: Places) -> Places | None:
         """Return the cells in which the rows of one operand cross the columns of the other, as in strip pooling.

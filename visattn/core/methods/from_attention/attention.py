@@ -14,11 +14,12 @@ from visattn._support.language import option, worded
 from visattn._support.modes import in_own_modes
 from visattn._support.reprs import in_runs
 from visattn._support.types import Fusion, Sinks
+from visattn.core.geometry import Box
 from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.method import attention_method
 from visattn.core.methods.queries import Query, members_asked, tokens_of, weights_of
 from visattn.core.methods.result import to_map
-from visattn.core.methods.selection import one_forward, spatial_refusal
+from visattn.core.methods.selection import on_input, one_forward, spatial_refusal
 from visattn.core.methods.sinks import find_sinks
 from visattn.core.provenance import Sink
 from visattn.core.records import AttentionRecord, Readout, Recording, TokenLayout
@@ -124,7 +125,12 @@ def attention(
         },
         axes=axes,
         labels=labels,
-        facts=MapFacts(sinks=found, sinks_kept=sinks == "keep", pixelwise=sampled),
+        facts=MapFacts(
+            sinks=found,
+            sinks_kept=sinks == "keep",
+            windows=() if layer == "all" else _windows(recording, records[0], chosen[0]),
+            pixelwise=sampled,
+        ),
         queries=records[0].queries,
         notes=notes,
     )
@@ -143,6 +149,20 @@ def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout
         else:
             image[..., others] += lost / len(others)
     return rows
+
+
+def _windows(recording: Recording, record: AttentionRecord, chosen: str) -> tuple[tuple[Box, ...], ...]:
+    """Return for each image the windows that a layer of local attention has published for the patches asked, in input pixels."""
+    features = [feature for feature in recording.features if feature.role == "window" and feature.layer == record.layer]
+    if len(features) <= record.call or chosen in ("read", "weights"):
+        return ()
+    feature, tokens = features[record.call], tokens_of(chosen, record.queries)
+    layout, of_all_queries = feature.layout, feature.value.shape[1] == len(record.queries)
+    is_named = all(len(numbers) == 1 for numbers in tokens)
+    if layout != record.keys or not of_all_queries or record.operator.query_index is not None or not is_named:
+        return ()
+    boxes = on_input(feature.value[:, [numbers[0] for numbers in tokens], :4], layout)
+    return tuple(tuple(Box(*box) for box in image) for image in boxes.tolist())
 
 
 def chosen_records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:
