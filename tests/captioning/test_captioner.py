@@ -114,7 +114,7 @@ def test_chosen_cells_are_those_of_beam_search(how: str | None) -> None:
     assert (apart > 0) == (how == "sample")
 
 
-@pytest.mark.parametrize(("attention", "how"), [("soft", None), ("uniform", None), ("hard", "expected")])
+@pytest.mark.parametrize(("attention", "how"), [("soft", None), ("uniform", None), ("local", None), ("hard", "expected")])
 def test_soft_attention_has_no_chosen_cells(attention: Attention, how: str | None) -> None:
     captioner = tiny(attention)
     for caption in (captioner.generate(photos(1), sampling=how)[0], captioner.score(photos(1), ["a disc"], sampling=how)[0]):
@@ -220,6 +220,22 @@ def test_chosen_cell_is_drawn_on_its_pixels() -> None:
         top, left = 8 * cell[0], 8 * cell[1]
         assert (values[top : top + 8, left : left + 8] == values.max()).all()
         assert (values == values.max()).sum() == 64
+
+
+def test_windows_of_local_attention_hold_all_of_a_word_and_are_drawn() -> None:
+    captioner = tiny("local")
+    (caption,) = captioner.generate(photos(1))
+    assert len(caption.windows) == len(caption.words)
+    for values, box in zip(caption.map.values, caption.windows, strict=True):
+        top, left, bottom, right = (int(side) // 8 for side in box)
+        assert (values[top:bottom, left:right] > 0).all()
+        assert float(values[top:bottom, left:right].sum()) == pytest.approx(float(values.sum()))
+        assert (bottom - top, right - left) != (8, 8)
+    drawn, without = (np.asarray(caption.filmstrip(**changes)) for changes in ({}, {"windows": ()}))
+    assert drawn.shape[0] > without.shape[0]  # the note
+    with pytest.raises(OptionError, match=f"windows must have one entry for each of the {len(caption.words)} words"):
+        caption.filmstrip(windows=[*caption.windows, caption.windows[0]])
+    assert not tiny("soft").generate(photos(1))[0].windows
 
 
 def test_provenance_records_the_caption_and_its_parameters() -> None:

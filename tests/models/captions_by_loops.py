@@ -25,9 +25,10 @@ class Word(NamedTuple):
 
 
 def told_by_loops(
-    weights: Weights, picture: Tensor, caption: Sequence[int], attention: str, places: Sequence[int] = ()
+    weights: Weights, picture: Tensor, caption: Sequence[int], attention: str, places: Sequence[int] = (), radius: int = 1
 ) -> list[Word]:
     """Decode a caption for features `(D, rows, columns)`; hard attention takes `places`, one location per word."""
+    grid = picture.shape[1], picture.shape[2]
     cells = []
     for row in range(picture.shape[1]):
         for column in range(picture.shape[2]):
@@ -43,6 +44,8 @@ def told_by_loops(
     before, words = torch.zeros_like(weights["embed.weight"][0]), []
     for t, word in enumerate(caption):
         alpha = [ZERO + 1 / len(cells)] * len(cells) if attention == "uniform" else scored(weights, cells, h)
+        if attention == "local":
+            alpha = near(alpha, center_of(weights, h, grid), grid, radius)
         taken = alpha
         if attention == "hard":
             taken = [ZERO + (i == places[t]) for i in range(len(cells))]
@@ -59,7 +62,7 @@ def told_by_loops(
                 beta,
                 taken,
                 torch.log(alpha[places[t]]) if attention == "hard" else ZERO,
-                -sum((a * torch.log(a) for a in alpha), ZERO),
+                -sum((a * torch.log(a) for a in alpha if a > 0), ZERO),
                 torch.log(sum((torch.exp(one) for one in logits), ZERO)) - logits[word],
             )
         )
@@ -74,6 +77,22 @@ def scored(weights: Weights, cells: Sequence[Tensor], h: Tensor) -> list[Tensor]
         hidden = torch.tanh(affine(weights, "look.feature", cell) + weights["look.state.weight"] @ h)
         powers.append(torch.exp(affine(weights, "look.score", hidden)[0]))
     return [power / sum(powers, ZERO) for power in powers]
+
+
+def center_of(weights: Weights, h: Tensor, grid: tuple[int, int]) -> list[Tensor]:
+    """Predict row and column around which a word looks."""
+    told = weights["look.near.vector.weight"] @ torch.tanh(weights["look.near.hidden.weight"] @ h)
+    return [(side - 1) * sigmoid(one) for side, one in zip(grid, told, strict=True)]
+
+
+def near(alpha: Sequence[Tensor], center: Sequence[Tensor], grid: tuple[int, int], radius: int) -> list[Tensor]:
+    """Multiply weights by a Gaussian around a center, drop those outside the window, and let them sum to 1."""
+    found = []
+    for number, weight in enumerate(alpha):
+        down, right = (at - middle for at, middle in zip(divmod(number, grid[1]), center, strict=True))
+        inside = abs(down) <= radius and abs(right) <= radius
+        found.append(weight * torch.exp(-(down**2 + right**2) / (2 * (radius / 2) ** 2)) if inside else ZERO)
+    return [one / sum(found, ZERO) for one in found]
 
 
 def lstm(weights: Weights, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

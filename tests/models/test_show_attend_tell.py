@@ -50,6 +50,7 @@ def captioner(
         dropout=dropout,
         grid=grid,
         first=first,
+        radius=1,
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -113,6 +114,22 @@ def test_every_step_equals_loops(attention: Attention, grid: tuple[int, int] | N
     assert costs(told, padded()).tolist() == pytest.approx(
         [cost(words).item() for words in by_loops(model, pictures())[1]], abs=1e-10
     )
+
+
+def test_local_attention_looks_around_a_center_that_is_trained() -> None:
+    model = captioner("local")
+    told = tell(model)
+    for b, caption in enumerate(CAPTIONS):
+        for t in range(len(caption)):
+            down, right = (torch.arange(side) - center for side, center in zip(GRID, told.center[b, t], strict=True))
+            inside = (down.abs()[:, None] <= 1) & (right.abs() <= 1)
+            assert torch.equal(told.alpha[b, t].view(GRID) > 0, inside)
+    found = gradients(model, loss(model, told, padded(), ALONE))
+    assert found["look.near.hidden.weight"].abs().max() > 0
+    assert found["look.near.vector.weight"].abs().max() > 0
+    assert tell(captioner("soft")).center[0, 0].isnan().all()
+    with pytest.raises(OptionError, match="radius must be a whole number of at least 1"):
+        ShowAttendTell(nn.Identity(), CHANNELS, WORDS, attention="local", radius=0)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -204,13 +221,15 @@ def test_outputs_of_a_caption_do_not_depend_on_its_batch_or_order(attention: Att
     together = tell(model)
     moved = model(pictures()[order], padded()[order], LENGTHS[order], locations=PLACES[order])
     for found, whole in zip(moved[:-1], together[:-1], strict=True):
-        assert torch.allclose(torch.as_tensor(found).double(), torch.as_tensor(whole)[order].double(), rtol=0, atol=1e-12)
+        assert torch.allclose(
+            torch.as_tensor(found).double(), torch.as_tensor(whole)[order].double(), rtol=0, atol=1e-12, equal_nan=True
+        )
     for b, caption in enumerate(CAPTIONS):
         length = len(caption)
         alone = model(pictures()[b : b + 1], torch.tensor([caption]), LENGTHS[b : b + 1], locations=PLACES[b : b + 1, :length])
         for found, whole in zip(alone[:-1], together[:-1], strict=True):
             same = torch.as_tensor(whole)[b, :length].double()
-            assert torch.allclose(torch.as_tensor(found)[0].double(), same, rtol=0, atol=1e-12)
+            assert torch.allclose(torch.as_tensor(found)[0].double(), same, rtol=0, atol=1e-12, equal_nan=True)
 
 
 def test_loss_of_a_batch_is_the_mean_of_the_losses_of_its_captions() -> None:
@@ -236,7 +255,7 @@ def test_single_steps_equal_the_forward_pass(attention: Attention) -> None:
             before = torch.full((3,), model.start_token) if t == 0 else captions[:, t - 1]
             step, state = model.step(seen, state, before)
             for found, whole in zip(step, told[:-2], strict=True):
-                assert torch.allclose(found, torch.as_tensor(whole)[:, t], rtol=0, atol=1e-12)
+                assert torch.allclose(found, torch.as_tensor(whole)[:, t], rtol=0, atol=1e-12, equal_nan=True)
 
 
 def test_parameter_count_equals_the_formulas() -> None:

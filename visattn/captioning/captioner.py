@@ -25,7 +25,7 @@ from visattn.captioning.vocabulary import SPECIAL, Vocabulary, split
 from visattn.core.drawing.filmstrips import animation, filmstrip
 from visattn.core.drawing.pictures import Picture
 from visattn.core.families.trained import remember
-from visattn.core.geometry import Geometry
+from visattn.core.geometry import Box, Geometry
 from visattn.core.images import image_facts
 from visattn.core.loading.weights import FACTS
 from visattn.core.maps import AttentionMap
@@ -36,7 +36,8 @@ from visattn.core.records import TokenLayout
 from visattn.data import CAPTIONERS, network_path
 from visattn.data.captions import SCENES
 from visattn.errors import LayoutError, OptionError
-from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, ShowAttendTell
+from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, LocalAttention, ShowAttendTell
+from visattn.nn.tokens.local import windows
 
 METHOD = "caption attention"
 _FLATTEST, _STRONGEST = 0.5, 1.6  # deviation of generated scenes from the mean of all, in standard deviations: 0.6 to 1.5
@@ -56,6 +57,8 @@ class Caption:
         chosen_cells: Grid cell `(row, column)` that hard attention chose for each word; None for other attention.
         photo: Photo that was captioned.
         geometry: Position of the captioner's input on the photo.
+        windows: For each word the window outside which local attention cannot look, in pixels of the captioner's input; none for other
+            attention.
     """
 
     words: tuple[str, ...]
@@ -67,6 +70,7 @@ class Caption:
     chosen_cells: tuple[tuple[int, int] | None, ...]
     photo: Image.Image
     geometry: Geometry
+    windows: tuple[Box, ...] = ()
 
     __repr__ = brief
 
@@ -81,9 +85,6 @@ class Caption:
             self.photo,
             self.map,
             self.geometry,
-            chosen_cells=self.chosen_cells,
-            word_notes=self.word_notes,
-            strengths=self.betas,
             **self._titled(options),
         )
 
@@ -93,9 +94,6 @@ class Caption:
             self.photo,
             self.map,
             self.geometry,
-            chosen_cells=self.chosen_cells,
-            word_notes=self.word_notes,
-            strengths=self.betas,
             **self._titled(options),
         )
 
@@ -120,7 +118,8 @@ class Caption:
         notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on what was looked at, 0 closed, 1 open")
         notes.append("a map is as faint as its beta is low")
         notes += [] if self.finished else [self.cut_off]
-        return {"title": self.text, "notes": notes} | options
+        own = {"chosen_cells": self.chosen_cells, "windows": self.windows, "word_notes": self.word_notes, "strengths": self.betas}
+        return {"title": self.text, "notes": notes} | own | options
 
 
 class Captioner:
@@ -285,6 +284,7 @@ class Captioner:
         chosen = decoded.logits.float().log_softmax(2).gather(2, _padded(words).to(decoded.logits.device)[..., None])[..., 0]
         scores = chosen.masked_fill(~decoded.steps, 0).sum(1).tolist()
         hard = self.model.attention == "hard" and parameters["sampling"] != "expected"
+        local = isinstance(self.model.look, LocalAttention)
         captions = []
         for i, text in enumerate(texts):
             count = len(text)
@@ -312,9 +312,16 @@ class Captioner:
                     chosen_cells=tuple(divmod(cell, columns) if hard else None for cell in taken),
                     photo=prepared.photos[i],
                     geometry=prepared.geometries[i],
+                    windows=self._windows(decoded.center[i, :count], layout) if local else (),
                 )
             )
         return captions
+
+    def _windows(self, centers: Tensor, layout: TokenLayout) -> tuple[Box, ...]:
+        """Return the window of each word around its center `(words, 2)`, in pixels of the captioner's input."""
+        rows, columns = layout.grid
+        cells = windows(centers[None], self.blueprint.radius, (rows, columns))[0, :, :4]
+        return tuple(Box(*box) for box in layout.on_input(cells).tolist())
 
 
 @in_own_modes

@@ -45,6 +45,7 @@ class _Captioner(TypedDict):
     coordinates: bool
     temperature: Annotated[float, Meta(gt=0, le=1e9)]
     first: NotRequired[First]  # older captioners do not state it
+    radius: NotRequired[_Width]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class CaptionerBlueprint:
         encoder: Blueprint of the classifier whose feature map is used; it has no classes.
         words: Vocabulary, starting with `<end>` and `<unknown>`.
         layer: Layer of the feature map, see `FeatureMap`.
-        attention: `soft`, `hard` or `uniform`.
+        attention: `soft`, `hard`, `local` or `uniform`.
         embed_dim: Dimension of the word embeddings.
         hidden_dim: Dimension of the LSTM's hidden state.
         attention_dim: Dimension of the hidden layer that computes attention scores; 0: the same as the features.
@@ -78,6 +79,7 @@ class CaptionerBlueprint:
     coordinates: bool = False
     temperature: float = 1.0
     first: First = "mean"
+    radius: int = 2
 
     __repr__ = brief
 
@@ -135,6 +137,7 @@ class CaptionerBlueprint:
             grid=shape.grid if self.coordinates else None,
             temperature=self.temperature,
             first=self.first,
+            radius=self.radius,
         )
 
 

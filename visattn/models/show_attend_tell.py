@@ -3,6 +3,7 @@
 Xu et al., "Show, Attend and Tell: Neural Image Caption Generation with Visual Attention", ICML 2015, arXiv:1502.03044. With `soft`
 attention the context is the mean of all locations, weighted by `alpha`, and backpropagation trains everything. With `hard` attention the
 context is a single location, sampled with the probabilities `alpha`; REINFORCE or a Gumbel straight-through estimator trains the choice.
+`local` attention is soft attention in a window around a location that the decoder predicts (Luong et al., arXiv:1508.04025).
 `uniform` attention is a baseline without a choice: all weights are equal. Captions are packed: a finished caption takes no further steps.
 
 Where the authors' code differs from the paper, this follows the code: a tanh and dropout before the last layer. Differs from both: the
@@ -24,7 +25,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from visattn._support.checks import one_of
 from visattn.errors import OptionError, ShapeError
-from visattn.nn import HardAttention, Reduction, SoftAttention, doubly_stochastic, reinforce
+from visattn.nn import HardAttention, LocalPredictive, Reduction, SoftAttention, doubly_stochastic, reinforce
 
 __all__ = [
     "ATTENTIONS",
@@ -42,7 +43,7 @@ __all__ = [
     "loss",
 ]
 
-Attention = Literal["soft", "hard", "uniform"]
+Attention = Literal["soft", "hard", "local", "uniform"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 First = Literal["mean", "learned"]
 FIRSTS: tuple[First, ...] = get_args(First)
@@ -69,6 +70,7 @@ class Step(NamedTuple):
     taken: Tensor  # (B, L): one-hot location of hard attention, else alpha
     log_probability: Tensor  # (B,): of the selected location
     entropy: Tensor  # (B,): of alpha, in nats
+    center: Tensor  # (B, 2): row and column around which local attention looks, as indices from 0; NaN for other attention
 
 
 class DecoderOutput(NamedTuple):
@@ -80,8 +82,35 @@ class DecoderOutput(NamedTuple):
     taken: Tensor  # (B, T, L)
     log_probability: Tensor  # (B, T)
     entropy: Tensor  # (B, T)
+    center: Tensor  # (B, T, 2)
     steps: Tensor  # (B, T), boolean
     grid: tuple[int, int]
+
+
+class LocalAttention(SoftAttention):
+    """Soft attention in a window around a location that the hidden state predicts.
+
+    `alpha` is proportional to `exp(e_i - |i - p|^2 / (2 (D / 2)^2))` for locations at most D away from the center `p` along each axis, and
+    0 elsewhere, with the scores `e` of `SoftAttention` and the center of `visattn.nn.LocalPredictive`. So `alpha` sums to 1.
+
+    Reference:
+        Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", EMNLP 2015, arXiv:1508.04025 (local-p). Differs:
+        the paper does not renormalize, and scores by products.
+    """
+
+    def __init__(self, feature_dim: int, hidden_dim: int, radius: int, *, attention_dim: int | None = None) -> None:
+        """Build with PyTorch's default initialization; the windows start near the middle."""
+        super().__init__(feature_dim, hidden_dim, attention_dim=attention_dim)
+        self.near = LocalPredictive(hidden_dim, radius, renormalize=True)
+
+    def around(
+        self, features: Tensor, state: Tensor, keys: Tensor | None, grid: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the context `(B, D)`, the weights `(B, L)` and the center `(B, 2)` for one hidden state `(B, n)`."""
+        scores = self._log_alpha(features, state, keys)[:, None]  # logarithms of weights are scores, too
+        centers = self.near.centers(state[:, None], grid)
+        context, alpha = self.near.attend(scores, features, centers, grid)
+        return context[:, 0], alpha[:, 0], centers[:, 0]
 
 
 class ShowAttendTell(nn.Module):
@@ -112,6 +141,7 @@ class ShowAttendTell(nn.Module):
         grid: tuple[int, int] | None = None,
         temperature: float = 1.0,
         first: First = "mean",
+        radius: int = 2,
     ) -> None:
         """Build with PyTorch's default initialization.
 
@@ -119,7 +149,7 @@ class ShowAttendTell(nn.Module):
             encoder: Module from images to features `(B, D, rows, columns)`.
             feature_dim: Number of channels of the features, D.
             vocab_size: Size of the vocabulary, including `END` and `UNKNOWN`.
-            attention: Type of attention: `soft`, `hard` or `uniform`.
+            attention: Type of attention: `soft`, `hard`, `local` or `uniform`.
             embed_dim: Width of a word embedding, and of the layer before the last.
             hidden_dim: Width of the LSTM's hidden state.
             attention_dim: Width of the hidden layer of the scoring network, D by default.
@@ -130,9 +160,10 @@ class ShowAttendTell(nn.Module):
             grid: Rows and columns of the features, for learned coordinates; none by default.
             temperature: Temperature of Gumbel sampling.
             first: Initial state: from the mean of the features as in the paper, or `learned`, the same for every image, which begins at 0.
+            radius: Half width of the window of local attention, in cells.
 
         Raises:
-            OptionError: If the attention or `first` is unknown.
+            OptionError: If the attention or `first` is unknown, or a number is too small.
         """
         super().__init__()
         one_of(attention, ATTENTIONS, "attention")
@@ -149,6 +180,8 @@ class ShowAttendTell(nn.Module):
             if attention == "hard"
             else SoftAttention(feature_dim, hidden_dim, attention_dim=attention_dim)
             if attention == "soft"
+            else LocalAttention(feature_dim, hidden_dim, radius, attention_dim=attention_dim)
+            if attention == "local"
             else None
         )
         self.gate = nn.Linear(hidden_dim, 1)
@@ -222,19 +255,22 @@ class ShowAttendTell(nn.Module):
         word = self.embed(previous)  # (B, embed)
         state = self.lstm(torch.cat((word, context), 1), state)
         hidden = (word + self.from_state(state[0]) + self.from_seen(context)).tanh()  # (B, embed)
-        alpha, taken, log_probability, entropy = looked
-        return Step(self.last(self.dropout(hidden)), alpha, beta[:, 0], taken, log_probability, entropy), state
+        alpha, taken, log_probability, entropy, center = looked
+        return Step(self.last(self.dropout(hidden)), alpha, beta[:, 0], taken, log_probability, entropy, center), state
 
     def _looked(self, encoded: EncodedImage, h: Tensor, sampling: str | None, locations: Tensor | None) -> tuple[Tensor, ...]:
-        """Attend: return the context, alpha, the selection, its log-probability and the entropy."""
+        """Attend: return the context, alpha, the selection, its log-probability, the entropy and the center."""
+        center = torch.full_like(encoded.features[:, 0, :1], torch.nan).expand(-1, 2)
         if isinstance(self.look, HardAttention):
-            return tuple(self.look(encoded.features, h, encoded.keys, sampling, locations))
-        if self.look is not None:
+            return *self.look(encoded.features, h, encoded.keys, sampling, locations), center
+        if isinstance(self.look, LocalAttention):
+            context, alpha, center = self.look.around(encoded.features, h, encoded.keys, encoded.grid)
+        elif self.look is not None:
             context, alpha = self.look(encoded.features, h, encoded.keys)
         else:
             context, alpha = encoded.features.mean(1), torch.full_like(encoded.features[..., 0], 1 / encoded.features.shape[1])
         entropy = -torch.special.xlogy(alpha.detach(), alpha.detach()).sum(1)
-        return context, alpha, alpha.detach(), torch.zeros_like(entropy), entropy
+        return context, alpha, alpha.detach(), torch.zeros_like(entropy), entropy, center
 
     def forward(
         self, images: Tensor, captions: Tensor, lengths: Tensor, *, sampling: str | None = None, locations: Tensor | None = None

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from visattn._support.checks import between, printable
 from visattn._support.options import with_options
-from visattn.core.drawing.marks import outline
+from visattn.core.drawing.marks import draw_box, outline
 from visattn.core.drawing.pages import (
     FAINT,
     GAP,
@@ -54,6 +54,7 @@ class StripOptions(StyleOptions, total=False):
 
     Attributes:
         chosen_cells: For each word the cell `(row, column)` that hard attention chose, or None; it is drawn as a box.
+        windows: For each word the window outside which local attention cannot look, in pixels of the model's input; it is drawn as a box.
         word_notes: For each word a line to write under it, for example its entropy, see `entropies`.
         strengths: For each word a number from 0 to 1: how visible its map is. At 0 its panel shows the photo alone. By default all are 1.
         shared_scale: Whether all words share one color scale. By default each has its own, with its range written under it.
@@ -61,6 +62,7 @@ class StripOptions(StyleOptions, total=False):
     """
 
     chosen_cells: Sequence[tuple[int, int] | None]
+    windows: Sequence[Box]
     word_notes: Sequence[str]
     strengths: Sequence[float]
     shared_scale: bool
@@ -95,8 +97,8 @@ def filmstrip(
         scale it has the color of its value.
 
     Raises:
-        OptionError: If the map has other axes, a cell lies outside its grid, the number of word_notes, chosen_cells or labels differs
-            from the number of words, or an option is out of range.
+        OptionError: If the map has other axes, a cell lies outside its grid, the number of word_notes, chosen_cells, windows or labels
+            differs from the number of words, or an option is out of range.
         ShapeError: If the geometry belongs to a photo of another size.
         MapError: If the map belongs to an input of another size than the geometry's.
 
@@ -202,13 +204,15 @@ def _drawn(
 ) -> tuple[Panels, list[Cell], list[str]]:
     """Draw the panels; return them with the cells of the words and the notes below the figure."""
     chosen_cells, word_notes = options.get("chosen_cells", ()), options.get("word_notes", ())
+    windows = options.get("windows", ())
     strengths, notes, shared_scale = options.get("strengths", ()), options.get("notes", ()), options.get("shared_scale", False)
     own = StripOptions.__annotations__.keys() - StyleOptions.__annotations__.keys()
     chosen: dict[str, Any] = {**PAGE} | {name: value for name, value in options.items() if name not in own}
     style = Style(**chosen).opaque()
     words = _words(attention_map)
     between(panel, 64, _WIDEST, "panel")
-    for name, given in (("word_notes", word_notes), ("chosen_cells", chosen_cells), ("strengths", strengths)):
+    each = {"word_notes": word_notes, "chosen_cells": chosen_cells, "windows": windows, "strengths": strengths}
+    for name, given in each.items():
         if given and len(given) != len(words):
             raise OptionError(f"{name} must have one entry for each of the {len(words)} words, got {len(given)}.")
     for number, strength in enumerate(strengths):
@@ -226,11 +230,14 @@ def _drawn(
         picture = Image.blend(panels.photo, cell.picture, strengths[number]) if strengths else cell.picture
         if chosen_cells and (place := chosen_cells[number]) is not None:
             picture = outline(picture, _box(panels, attention_map, place, f"chosen_cells[{number}]"), smallest=1)
+        if windows:
+            picture = draw_box(picture, panels.geometry.box_to_photo(windows[number]), seen=panels.heat.seen)
         strip.append(Cell(picture, "\n".join(lines), word))
     grid = "{} x {}".format(*attention_map.layout.grid)
     said = [f"smoothed: {interpolation} interpolation between the centers of {grid} cells"] * (interpolation != "nearest")
     said += ["not smoothed: maps with a single nonzero cell"] * bool(said and single.any())
     said += ["box: the cell that hard attention chose"] * any(place is not None for place in chosen_cells)
+    said += ["box: the window of the word, outside which it cannot attend"] * bool(windows)
     said += ["no color: outside the model's input"] * (panels.heat.seen != Box(0, 0, *panels.geometry.photo))
     return panels, strip, [*said, *map(printable, notes)]
 

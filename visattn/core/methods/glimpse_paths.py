@@ -11,7 +11,7 @@ from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.gate_maps import layer_of
 from visattn.core.methods.method import Method, needs
 from visattn.core.methods.result import to_map
-from visattn.core.methods.selection import on_input, one_forward
+from visattn.core.methods.selection import one_forward
 from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import OptionError
 
@@ -68,7 +68,7 @@ def _on_input(look: FeatureRecord) -> Tensor:
         raise OptionError(
             f"{look.layer}: the position of its glimpses on the image could not be traced. Pass the retina the image or feature maps."
         )
-    return on_input(look.value, layout)
+    return layout.on_input(look.value)
 
 
 def _within(ends: Tensor, side: int) -> Tensor:

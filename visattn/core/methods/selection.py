@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-import torch
-from torch import Tensor
-
 from visattn.core.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, split_call
 from visattn.errors import OptionError
 
-__all__ = ["chain", "chain_refusal", "graded", "on_input", "one_forward", "tokens_of"]
+__all__ = ["chain", "chain_refusal", "graded", "one_forward", "tokens_of"]
 
 NOTHING = (
     "no layer multiplied a softmax by values. Use method 'gradcam', or 'eigencam' if there is no class; without feature maps, "
@@ -214,11 +211,3 @@ def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
 def features_refusal(recording: Recording) -> str | None:
     """Return why there are no token features, or None if there are."""
     return None if any(feature.role == "tokens" for feature in recording.features) else "no token features were recorded."
-
-
-def on_input(boxes: Tensor, layout: TokenLayout) -> Tensor:
-    """Convert boxes `(..., 4)` (top, left, bottom, right) from cells of a layout's grid to pixels of the model's input, in float64."""
-    (top, left), (rows, columns) = layout.box[:2], layout.grid
-    boxes = boxes.to("cpu", torch.float64)
-    scale = boxes.new_tensor([layout.box.height / rows, layout.box.width / columns] * 2)
-    return boxes * scale + boxes.new_tensor([top, left] * 2)

@@ -192,8 +192,9 @@ class Explanation:
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = marks.draw_glimpses(picture, on_photo, heat.seen)
-        for window in (box for boxes in self.map.facts.windows for box in boxes):
-            picture = marks.draw_box(picture, self.geometry.box_to_photo(window), seen=heat.seen)
+        for windows in self.map.facts.windows:
+            for window in windows:
+                picture = marks.draw_box(picture, self.geometry.box_to_photo(window), seen=heat.seen)
         for detection in self.map.facts.detections:
             picture = marks.draw_box(picture, self.geometry.box_to_photo(detection.box), detection.label, heat.seen)
         return pictures.carrying(picture, colored.provenance)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from visattn._support.reprs import brief
@@ -67,6 +68,13 @@ class TokenLayout:
         whole = values.new_full((*lead, math.prod(self.grid)), math.nan)
         whole[..., list(self.present)] = values
         return whole.view(*lead, *self.grid)
+
+    def on_input(self, boxes: Tensor) -> Tensor:
+        """Convert boxes `(..., 4)` (top, left, bottom, right) from cells of the grid to pixels of the model's input, in float64."""
+        (top, left), (rows, columns) = self.box[:2], self.grid
+        boxes = boxes.to("cpu", torch.float64)
+        scale = boxes.new_tensor([self.box.height / rows, self.box.width / columns] * 2)
+        return boxes * scale + boxes.new_tensor([top, left] * 2)
 
     def patch(self, row: int, column: int) -> int:
         """Return the index of the token of a grid cell.

@@ -51,7 +51,13 @@ class CaptionConfig(Recipe):
         choices=AUGMENTATIONS,
     )
     attention: str = setting(
-        "soft", "Attention of the decoder: soft, hard, or uniform (a baseline with equal weights everywhere).", choices=ATTENTIONS
+        "soft",
+        "Attention of the decoder: soft, hard, local (soft in a window around a predicted cell), or uniform (a baseline with equal weights "
+        "everywhere).",
+        choices=ATTENTIONS,
+    )
+    radius: int = setting(
+        2, "Half width of the window of local attention, in cells. Only for --attention local.", only={"attention": "local"}
     )
     layer: str = setting(
         "", "Feature map of the encoder: a module name, or an index of timm's intermediate feature maps; by default the last."
@@ -127,6 +133,7 @@ class CaptionConfig(Recipe):
         for name in ("embed_dim", "hidden_dim", "min_count", "max_length"):
             between(getattr(self, name), 1, 2**15, name)
         between(self.attention_dim, 0, 2**15, "attention_dim")
+        between(self.radius, 1, 2**15, "radius")
         for name in ("dropout", "word_dropout", "grayscale", "semi_sampling", "decay"):
             between(getattr(self, name), 0, 1, name)
         for name in ("regularizer", "reward", "entropy"):

@@ -104,6 +104,7 @@ class Captioning(Task):
             coordinates=config.coordinates,
             temperature=config.temperature,
             first=cast(First, config.first),
+            radius=config.radius,
         )
         self.model: ShowAttendTell
 

@@ -266,7 +266,9 @@ class TokenTracer:
             places = places.each(self.planes.coarsened)
         behind = (self._passed, attention.layer, attention.call)
         if places is not None and places.placed:
-            places = self._in_windows(self._with_images(places, attention), attention, arrangement)
+            places = self._with_images(places, attention)
+            if arrangement.query_index is not None:
+                places = self._in_windows(places, attention, arrangement)
             # samples that are recorded count as values of their queries, and lie as far away as the queries do
             drift = self.places(attention.operands[0].slot).drift if kind == "sampled" else places.drift
             self.shadows.put(node, places.after(behind)._replace(drift=drift))

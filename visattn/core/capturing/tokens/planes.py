@@ -200,9 +200,9 @@ class Planes:
             belongs = (codes >= plane.base) & (codes < plane.base + plane.count)
             occurrence = torch.cat([_occurrence(codes[:, :rows]), _occurrence(codes[:, rows:])], 1)
             times = int(occurrence[belongs].max()) + 1
-            is_traced = "#" in plane.name  # the codes of others are numbered for each call anew
             is_in_several_blocks = int(belongs.any(1).sum()) > 1
-            is_in_several_blocks &= not is_traced or _asks_twice(codes[:, :rows], belongs[:, :rows])
+            if is_in_several_blocks and "#" in plane.name:  # the codes of other sets are numbered for each call anew
+                is_in_several_blocks = _asks_twice(codes[:, :rows], belongs[:, :rows])
             if times == 1 and not is_in_several_blocks:
                 continue
             blocks = len(codes) if is_in_several_blocks else 1

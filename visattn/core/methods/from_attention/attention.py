@@ -19,7 +19,7 @@ from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.method import attention_method
 from visattn.core.methods.queries import Query, members_asked, tokens_of, weights_of
 from visattn.core.methods.result import to_map
-from visattn.core.methods.selection import on_input, one_forward, spatial_refusal
+from visattn.core.methods.selection import one_forward, spatial_refusal
 from visattn.core.methods.sinks import find_sinks
 from visattn.core.provenance import Sink
 from visattn.core.records import AttentionRecord, Readout, Recording, TokenLayout
@@ -161,7 +161,7 @@ def _windows(recording: Recording, record: AttentionRecord, chosen: str) -> tupl
     is_named = all(len(numbers) == 1 for numbers in tokens)
     if layout != record.keys or not of_all_queries or record.operator.query_index is not None or not is_named:
         return ()
-    boxes = on_input(feature.value[:, [numbers[0] for numbers in tokens], :4], layout)
+    boxes = record.keys.on_input(feature.value[:, [numbers[0] for numbers in tokens], :4])
     return tuple(tuple(Box(*box) for box in image) for image in boxes.tolist())
 
 
