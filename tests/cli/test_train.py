@@ -144,10 +144,13 @@ def test_options_override_the_file_and_a_dry_run_prints_the_merged_config(run: R
             "--momentum needs an optimizer that has one, got 0.5 for adam. Leave it out.",
         ),
         (("--opt", "adahessian"), "opt must be a first-order optimizer, got adahessian"),
-        (("--root", "photos"), "root needs one of the datasets fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, got "),
+        (
+            ("--root", "photos"),
+            "root needs one of the datasets fashion-mnist, fashion-mnist-cluttered, fashion-mnist-turned, cifar10, cifar100, got ",
+        ),
         (
             ("--data", "scenes", "--root", "photos"),
-            "root needs one of the datasets fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, got scenes.",
+            "root needs one of the datasets fashion-mnist, fashion-mnist-cluttered, fashion-mnist-turned, cifar10, cifar100, got scenes.",
         ),
         (
             ("--compare", "se", "--attention", "cbam"),

@@ -64,3 +64,20 @@ def test_an_image_depends_on_seed_and_index_alone(items: ArrayDataset) -> None:
     whole = hashlib.sha256(b"".join(one[i][0].tobytes() for i in range(COUNT)))
     assert whole.hexdigest() == "98444d262fd9c8509c0e27f2022f95811863779f638142099db033e859722923"
     assert (one.channels, one.size, len(one), one.name(7)) == (1, (SIDE, SIDE), COUNT, "a 7")
+
+
+def test_turned_items_are_rotated_by_random_angles(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.zeros((40, 28, 28), np.uint8)
+    pixels[:, 4:24, 13:15] = 200  # upright bars
+    bars = ArrayDataset(pixels, np.arange(40) % 2, ("a", "b"), "bars")
+    plain, turned = Cluttered(bars, 1, "bars"), Cluttered(bars, 1, "bars", 60.0)
+    angles = []
+    for index in range(40):
+        image = np.asarray(turned[index][0]).astype(float)
+        assert turned[index][1] == plain[index][1]
+        rows, columns = np.nonzero(image > 100)
+        covariance = np.cov(np.stack([rows, columns]))
+        angles.append(np.degrees(np.arctan2(*np.linalg.eigh(covariance)[1][::-1, 1])))
+    assert turned.fingerprint() != plain.fingerprint()
+    assert len({round(float(angle)) for angle in angles}) > 20
+    assert np.asarray(turned[3][0]).tobytes() == np.asarray(turned[3][0]).tobytes()

@@ -14,6 +14,7 @@ from visattn import load_model, models
 from visattn.core.loading import timm_models
 from visattn.errors import OptionError, WeightsError
 
+OTHERS = "visattn_local_features", "visattn_predictive_vit", "visattn_sliding_vit", "visattn_vit_c"
 BUILT = {
     f"visattn_{attention}_{build}" if attention else f"visattn_{build}": (build, attention)
     for attention in (None, "se", "cbam", "eca", "bam")
@@ -22,7 +23,7 @@ BUILT = {
 
 
 def test_exactly_our_names_are_registered_in_timm() -> None:
-    assert sorted(timm.list_models("visattn_*")) == sorted([*BUILT, "visattn_local_features", "visattn_vit_c"])
+    assert sorted(timm.list_models("visattn_*")) == sorted([*BUILT, *OTHERS])
     assert timm.list_models("visattn_*", pretrained=True) == []
     assert not set(BUILT) & set(timms._module_to_models["resnet"])  # the file of that name is timm's
 

@@ -31,6 +31,9 @@ _RULES = [  # patterns of names without their tag, and the title; the first that
     (r"(tf_)?efficientnet_(?P<kind>b\d|lite\d)", "EfficientNet-{kind}"),
     (r"visattn_vit_c", "ViT-C"),
     (r"visattn_ram", "RAM"),
+    (r"visattn_stn", "STN"),
+    (r"visattn_sliding_vit", "ViT with sliding windows"),
+    (r"visattn_predictive_vit", "ViT with predicted windows"),
 ]
 _NAMES = {
     "swin": "Swin",

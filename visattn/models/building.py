@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,21 +12,27 @@ from torch import nn
 from visattn.errors import OptionError
 from visattn.models.ram import RAM
 from visattn.models.resnet import resnet14, resnet18, resnet20, resnet50, resnet56
+from visattn.models.stn import TransformedClassifier
 from visattn.nn import ATTENTION, BAM, attach
 
-_RAM = "visattn_ram"
+_OWN = {
+    "visattn_ram": ("glimpses", RAM),
+    "visattn_stn": ("a spatial transformer", TransformedClassifier),
+}  # take no other attention
 
 
-def _ram(*, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
-    """Build the recurrent attention model, which takes no other attention module."""
+def _alone(name: str, *, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
+    """Build a network of `_OWN`."""
+    what, make = _OWN[name]
     if attention:
-        raise OptionError(f"visattn_ram has its own attention (glimpses) and takes no other, got {attention}. Leave it at none.")
-    return RAM(**options)
+        raise OptionError(f"{name} has its own attention ({what}) and takes no other, got {attention}. Leave it at none.")
+    network: nn.Module = make(**options)
+    return network
 
 
 REFERENCES: dict[str, Callable[..., nn.Module]] = {
     f"visattn_{make.__name__}": make for make in (resnet14, resnet18, resnet20, resnet50, resnet56)
-} | {_RAM: _ram}
+} | {name: partial(_alone, name) for name in _OWN}
 
 
 def has_slot(model: str, attention: str, init: str) -> bool:
@@ -41,7 +48,7 @@ def has_slot(model: str, attention: str, init: str) -> bool:
     """
     if model not in REFERENCES:
         return False
-    if init in ("auto", "paper") or model == _RAM:
+    if init in ("auto", "paper") or model in _OWN:
         return True
     if ATTENTION[attention] is BAM:
         raise OptionError(f"bam is between the stages and starts as in its paper, got attention_init '{init}'.")

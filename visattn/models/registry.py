@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from visattn.errors import OptionError
 from visattn.models.conv_stem_vit import vit_c
 from visattn.models.local_features import LocalFeatures
+from visattn.models.local_vit import predictive_vit, sliding_vit
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
 from visattn.nn import translate
 
@@ -28,6 +29,7 @@ _CIFAR = {  # mean and standard deviation of CIFAR-10's training pixels
     "pool_size": (8, 8),
 }
 _SCENES = _CIFAR | {"input_size": (3, 64, 64)}
+_VIT = {"input_size": (3, 64, 64), "fixed_input_size": True, "crop_pct": 1.0, "num_classes": 10, "classifier": "head"}
 _IMAGENET = {"interpolation": "bilinear", "pool_size": (7, 7)}  # the rest is timm's default
 
 default_cfgs: dict[str, Any] = {}  # timm looks here
@@ -68,26 +70,27 @@ for _attention in (None, "se", "cbam", "eca", "bam"):
 default_cfgs.update(
     generate_default_cfgs(
         {
-            "visattn_vit_c": {
-                "input_size": (3, 64, 64),
-                "fixed_input_size": True,
-                "crop_pct": 1.0,
-                "num_classes": 10,
-                "first_conv": "patch_embed.proj.0",
-                "classifier": "head",
-            },
+            "visattn_vit_c": _VIT | {"first_conv": "patch_embed.proj.0"},
+            **{f"visattn_{build.__name__}": _VIT | {"first_conv": "stem.0"} for build in (sliding_vit, predictive_vit)},
             "visattn_local_features": _SCENES | {"first_conv": "features.0", "classifier": "fc"},
         }
     )
 )
 
 
-def _vit_c(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401
-    return build_model_with_cfg(vit_c, "visattn_vit_c", pretrained, **options)
+def _register_vit(build: Callable[..., nn.Module]) -> None:
+    """Register a small vision transformer in timm."""
+    name = f"visattn_{build.__name__}"
+
+    def entry(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401
+        return build_model_with_cfg(build, name, pretrained, **options)
+
+    entry.__name__ = name
+    globals()[name] = register_model(entry)
 
 
-_vit_c.__name__ = "visattn_vit_c"
-visattn_vit_c = register_model(_vit_c)
+for _make in (vit_c, sliding_vit, predictive_vit):
+    _register_vit(_make)
 
 
 def _local_features(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401

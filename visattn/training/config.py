@@ -67,12 +67,12 @@ class Recipe:
 
     data: str = setting(
         "fashion-mnist",
-        "Dataset: a folder, fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, scenes, scenes-shortcut, scenes-conflict, "
-        "scenes-ground, scenes-by-CAUSE, or FILE.py:FUNCTION, which returns the dataset of a split.",
+        "Dataset: a folder, fashion-mnist, fashion-mnist-cluttered, fashion-mnist-turned, cifar10, cifar100, scenes, scenes-shortcut, "
+        "scenes-conflict, scenes-ground, scenes-by-CAUSE, or FILE.py:FUNCTION, which returns the dataset of a split.",
     )
     root: str = setting(
         "",
-        "Folder with the files of a published dataset (fashion-mnist and its cluttered variant, cifar10, cifar100).",
+        "Folder with the files of a published dataset (fashion-mnist and its variants, cifar10, cifar100).",
         free=True,
     )
     train_count: int = setting(0, "Train on a random subset of this many images; 0: all.")

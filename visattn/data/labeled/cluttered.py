@@ -1,4 +1,4 @@
-"""Cluttered, translated images: each item lies anywhere in a larger image, among pieces of other items."""
+"""Cluttered images: each item lies anywhere in a larger image, possibly turned, among pieces of other items."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Cluttered:
 
     An image depends only on the version of the generator, the seed and the index. Its label is that of the item.
 
+    With `turn` above 0, each item is rotated about its center by a random angle of at most `turn` degrees to either side.
+
     Attributes:
         classes: Names of the classes.
         labels: `(N,)`, indices into `classes`.
@@ -29,14 +31,14 @@ class Cluttered:
 
     Reference:
         Mnih, Heess, Graves & Kavukcuoglu, "Recurrent Models of Visual Attention", NeurIPS 2014, arXiv:1406.6247, section 4.1: MNIST in 60 x
-        60 pixels with four pieces of 8 x 8 pixels. Differs: any gray dataset; an item covers pieces that lie below it.
+        60 pixels with four pieces of 8 x 8 pixels. Differs: any gray dataset; an item covers pieces that lie below it; rotations.
     """
 
-    def __init__(self, whole: ArrayDataset, seed: int, title: str) -> None:
+    def __init__(self, whole: ArrayDataset, seed: int, title: str, turn: float = 0.0) -> None:
         """Take the items and the pieces from a dataset of gray images of at most 60 x 60 pixels."""
         self.classes, self.labels, self.channels, self.title = whole.classes, whole.labels, 1, title
         self.size: tuple[int, int] | None = (SIDE, SIDE)
-        self._whole, self._seed = whole, seed
+        self._whole, self._seed, self._turn = whole, seed, turn
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -49,7 +51,11 @@ class Cluttered:
         for other in random.randint(len(self), size=PIECES):
             y, x = (random.randint(side - PIECE + 1) for side in self._whole.pixels.shape[1:])
             _put(random, image, self._whole.pixels[other, y : y + PIECE, x : x + PIECE])
-        _put(random, image, self._whole.pixels[index])
+        item = self._whole.pixels[index]
+        if self._turn:
+            angle = random.uniform(-self._turn, self._turn)
+            item = np.asarray(Image.fromarray(item).rotate(angle, Image.Resampling.BILINEAR))
+        _put(random, image, item)
         return Image.fromarray(image), int(self.labels[index])
 
     def name(self, index: int) -> str:
@@ -57,8 +63,9 @@ class Cluttered:
         return f"{self.title} {index}"
 
     def fingerprint(self) -> str:
-        """Return a sha256 of the items, the version and the seed."""
-        return hashlib.sha256(f"{self._whole.fingerprint()} {_VERSION} {self._seed}".encode()).hexdigest()
+        """Return a sha256 of the items, the version, the seed and the largest angle."""
+        turn = f" {self._turn:g}" if self._turn else ""
+        return hashlib.sha256(f"{self._whole.fingerprint()} {_VERSION} {self._seed}{turn}".encode()).hexdigest()
 
 
 def _put(random: np.random.RandomState, image: NDArray[np.uint8], part: NDArray[np.uint8]) -> None:

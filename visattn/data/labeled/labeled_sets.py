@@ -26,8 +26,9 @@ from visattn.errors import DataError, OptionError
 
 __all__ = ["KNOWN", "ArrayDataset", "FolderDataset", "LabeledDataset", "load_labeled"]
 
-CLUTTERED = "fashion-mnist-cluttered"
-PUBLISHED = ("fashion-mnist", CLUTTERED, "cifar10", "cifar100")
+CLUTTERED, TURNED = "fashion-mnist-cluttered", "fashion-mnist-turned"
+ANGLE = 60.0  # degrees by which items of `TURNED` are rotated, at most
+PUBLISHED = ("fashion-mnist", CLUTTERED, TURNED, "cifar10", "cifar100")
 KNOWN = (*PUBLISHED, *DRAWN)
 
 
@@ -70,7 +71,7 @@ def load_labeled(
             `visattn.data.labeled.own.OwnDataset`. Write `./NAME` for a folder with a name in `KNOWN`. In `scenes-shortcut` a watermark
             reveals the label; in `scenes-conflict` the watermark is random; `scenes-ground` has no object. In `scenes-by-CAUSE` another
             known thing decides the label, see `visattn.data.scenes.causes`. In `fashion-mnist-cluttered` the item lies anywhere, among
-            pieces of others.
+            pieces of others; in `fashion-mnist-turned` it is also rotated by up to 60 degrees.
         split: `train` or `test`.
         root: Folder to search first for files of Fashion-MNIST or CIFAR.
         count: Number of images, two or more, drawn at random without regard to labels; all by default. A smaller count gives the first
@@ -103,8 +104,9 @@ def load_labeled(
 def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: int) -> LabeledDataset:
     if data == "fashion-mnist":
         return fashion_mnist(split, root)
-    if data == CLUTTERED:
-        return Cluttered(fashion_mnist(split, root), seed_of(split, 0), f"{data} {split}")
+    if data in (CLUTTERED, TURNED):
+        turn = ANGLE if data == TURNED else 0.0
+        return Cluttered(fashion_mnist(split, root), seed_of(split, 0), f"{data} {split}", turn)
     if data in KNOWN:
         return cifar(data, split, root)
     if is_function(data):
