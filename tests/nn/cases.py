@@ -106,6 +106,8 @@ TOKENS: dict[str, Case] = {
     "scaled dot score": (lambda: ours.ScaledDotScore(), _PAIR),
     "general score": (lambda: ours.GeneralScore(8, 6), tokens((2, 3, 8), (2, 35, 6))),
     "cosine score": (lambda: ours.CosineScore(3.0, learned=True), _PAIR),
+    "content and location": (lambda: OnGrid(ours.ContentLocationAddressing(8, 8), 35), _PAIR),
+    "content and location on a grid": (lambda: OnGrid(ours.ContentLocationAddressing(8, 8, axes=2), 5, 7), _PAIR),
     "location score": (lambda: ours.LocationScore(8, 35), _PAIR),
     "local-m": (lambda: OnGrid(ours.LocalMonotonic(1), 5, 7), tokens((2, 35, 35), (2, 35, 8))),
     "local-p": (lambda: OnGrid(ours.LocalPredictive(8, 2), 5, 7), tokens((2, 3, 8), (2, 3, 35), (2, 35, 8))),

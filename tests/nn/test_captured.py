@@ -73,6 +73,10 @@ def scored(net: Any, x: Tensor) -> Any:
     return ours.attend(net.module(net.query(x), x), net.value(x))
 
 
+def addressed(net: Any, x: Tensor) -> Any:
+    return ours.attend(net.module(net.query(x), x, GRID), net.value(x))
+
+
 def monotonic(net: Any, x: Tensor) -> Any:
     return net.module(net.query(x) @ x.mT, net.value(x), GRID)
 
@@ -119,6 +123,7 @@ NETWORKS: dict[str, Build] = {
     "general score": network(lambda: ours.GeneralScore(8, 8), scored),
     "cosine score": network(lambda: ours.CosineScore(3.0, learned=True), scored),
     "location score": network(lambda: ours.LocationScore(8, 35), scored),
+    "content and location": network(lambda: ours.ContentLocationAddressing(8, 8, axes=2), addressed),
     "local-m": network(lambda: ours.LocalMonotonic(1), monotonic),
     "local-p": network(lambda: ours.LocalPredictive(8, 2), predictive),
     "local-p, renormalized": network(lambda: ours.LocalPredictive(8, 2, renormalize=True), predictive),
@@ -197,7 +202,16 @@ def test_every_module_is_in_the_sweep() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["additive score", "location score", "local-m", "local-p", "local-p without window", "sliding window"]
+    "name",
+    [
+        "additive score",
+        "location score",
+        "content and location",
+        "local-m",
+        "local-p",
+        "local-p without window",
+        "sliding window",
+    ],
 )
 def test_the_weights_recorded_are_those_that_the_module_returns(name: str) -> None:
     net: Any = built(name)

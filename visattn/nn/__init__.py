@@ -26,6 +26,7 @@ from visattn.nn.spatial.scse import SCSE
 from visattn.nn.spatial.simam import SimAM
 from visattn.nn.spatial.spatial_transformer import SpatialTransformer
 from visattn.nn.spatial.triplet import TripletAttention
+from visattn.nn.tokens.addressing import ContentLocationAddressing
 from visattn.nn.tokens.augmented import AttentionAugmentedConv2d
 from visattn.nn.tokens.class_attention import ClassAttention
 from visattn.nn.tokens.cross_covariance import CrossCovarianceAttention
@@ -59,6 +60,7 @@ __all__ = [
     "AttentionAugmentedConv2d",
     "AttentionGate",
     "ClassAttention",
+    "ContentLocationAddressing",
     "CoordinateAttention",
     "CosineScore",
     "CrossCovarianceAttention",
