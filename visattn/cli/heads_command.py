@@ -54,6 +54,11 @@ _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as t
 @click.option("--by-layer", is_flag=True, help="Draw one query in all layers: the mean over heads, or one --head.")
 @click.option("--matrix", is_flag=True, help="Draw the query x key matrix of one --head of one --layer.")
 @click.option(
+    "--steps",
+    is_flag=True,
+    help="Draw how the attention of one query in one --head comes about: dot product, score, weight, output. Prints what the scale does.",
+)
+@click.option(
     "--stats",
     is_flag=True,
     help="Print a table of each head's entropy, attention distance and attention by token type; with -o, write CSV.",
@@ -94,6 +99,7 @@ def heads_command(
     visattn heads photo:chelsea --layer all                      every layer and head
     visattn heads photo:chelsea --query pixel:120,80 --by-layer  one query through the layers
     visattn heads photo:chelsea --layer 5 --head 2 --matrix      query x key
+    visattn heads photo:chelsea --layer 5 --head 2 --steps       from dot products to the output
     visattn heads photo:chelsea --layer all --stats              every head in numbers
     visattn heads photos --find hue                              heads that attend to patches of the same hue
     visattn heads photo:chelsea --model seresnet50 --method gates
@@ -128,12 +134,14 @@ def heads_command(
     question = None if kind in ("stats", "matrix") and not gated else ask("gates")
     if kind in ("heads", "grid", "layers"):
         question = ask("attention", {"layer": layer, "query": options["query"]})
+    if kind == "steps":
+        question = ask("norm_attention", {"layer": layer, "query": options["query"]})  # it reads the values, too
     prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, question)
-    if gated or kind in ("stats", "matrix"):
+    if gated or kind in ("stats", "matrix", "steps"):
         source = image_facts(prepared.photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
-        method = "gates" if gated else {"stats": "statistics", "matrix": "attention"}[kind]
-        if kind == "matrix":
+        method = "gates" if gated else {"stats": "statistics"}.get(kind, "attention")
+        if kind in ("matrix", "steps"):
             seen = seen.but(geometry=prepared.geometry)
         seen = prepared.noted(seen).but(method=method, parameters={"layer": options["layer"]})
         recording = replace(recording, provenance=seen)
@@ -154,7 +162,14 @@ def heads_command(
         result(as_json, [(written, page.provenance)])
         describe(quiet, page.provenance)
         return
-    assert question is not None  # noqa: S101 - only statistics and matrices have none
+    if kind == "steps":
+        page, lines = _steps(recording, prepared, options)
+        written = write_whole(target, to_png(page))
+        result(as_json, [(written, page.provenance)])
+        describe(quiet, page.provenance)
+        note(quiet, *lines)
+        return
+    assert question is not None  # noqa: S101 - statistics, matrices and steps have none
     page = _page(answer(recording, prepared, question), kind, options)
     written = write_whole(target, to_png(page))
     result(as_json, [(written, page.provenance)])
@@ -217,7 +232,7 @@ def _chosen(options: Mapping[str, Any]) -> list[str]:
 
 def _kind(options: dict[str, Any]) -> str:
     """Return the kind of figure for attention: `heads`, `grid`, `layers`, `matrix` or `stats`."""
-    chosen = [name for name in ("by-layer", "matrix", "stats") if options[name.replace("-", "_")]]
+    chosen = [name for name in ("by-layer", "matrix", "steps", "stats") if options[name.replace("-", "_")]]
     if len(chosen) > 1:
         raise OptionError(f"--{chosen[0]} and --{chosen[1]} cannot be combined. Choose one.")
     if options["stats"]:
@@ -228,6 +243,12 @@ def _kind(options: dict[str, Any]) -> str:
         if options["layer"] == "all" or options["head"] == "all":
             raise OptionError("--matrix draws one head. Pass --layer N and --head N (or --head mean).")
         return "matrix"
+    if options["steps"]:
+        if options["layer"] == "all" or whole_number(options["head"]) is None:
+            raise OptionError("--steps draws one head. Pass --layer N and --head N.")
+        if options["mass"] is not None or options["shared_scale"]:
+            raise OptionError("--steps draws quantities of different units. Leave --mass and --shared-scale out.")
+        return "steps"
     return "layers" if options["by_layer"] else "grid" if options["layer"] == "all" else "heads"
 
 
@@ -246,7 +267,7 @@ def _check_head(head: str, kind: str) -> None:
 
 def _kind_of_gates(options: dict[str, Any]) -> str:
     """Return the kind of output for gates: `gates` or `stats`."""
-    defaults = {"head": "all", "query": "auto", "by-layer": False, "matrix": False, "mass": None}
+    defaults = {"head": "all", "query": "auto", "by-layer": False, "matrix": False, "steps": False, "mass": None}
     for name, default in defaults.items():
         if options[name.replace("-", "_")] != default:
             raise OptionError(f"--{name} applies to attention heads only. Leave it out with --method gates.")
@@ -333,6 +354,27 @@ def _matrix(recording: Any, layer: int | str, chosen: str) -> Any:  # noqa: ANN4
     drawing = {"opacity": 1.0, "blend": "constant", "colormap": "viridis", "interpolation": "nearest"}
     parameters = {"layer": record.layer, "head": chosen, "query": "all"}
     return carrying(page, made.but(parameters=parameters, normalization="lowest to 99.5th percentile", drawing=drawing))
+
+
+def _steps(recording: Any, prepared: Any, options: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401
+    """Return the figure of the steps, and what the scale does as lines of text."""
+    from visattn.core.drawing.step_pages import step_page
+    from visattn.core.methods.from_attention.attention_steps import attention_steps
+
+    head = whole_number(options["head"]) or 0
+    found = attention_steps(recording, layer=_number(options["layer"]), head=head, query=options["query"])
+    facts = found.map.facts
+    page = step_page(
+        prepared.photo,
+        found.map,
+        prepared.geometry,
+        found.weights.numpy(),
+        panel=options["panel"] or 300,
+        title=f"{recording.provenance.title}: {facts.layer}, head {options['head']}, query {facts.query}",
+        notes=("output: what each key adds to the length of the output", *found.facts),
+        style=Style(**style_of(options)),
+    )
+    return page, found.facts
 
 
 def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN401

@@ -1,0 +1,145 @@
+"""Steps of the attention of one query, against loops over keys and channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import visattn
+from tests.nn.test_captured import built
+from visattn.core.drawing.step_pages import bars, step_page
+from visattn.core.geometry import Box, Geometry
+from visattn.core.methods.from_attention.attention_steps import STEPS, attention_steps
+from visattn.errors import OptionError
+
+
+def seen(name: str = "vit_tiny_patch16_224", size: tuple[int, int] = (48, 64), **options: Any) -> tuple[Any, visattn.Recording]:
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=size, **options).eval()
+    with torch.no_grad(), visattn.capture(model, values=True) as recording:
+        model(torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1)))
+    return model, recording
+
+
+def entropy_of(scores: list[float]) -> float:
+    powers = [math.exp(score - max(scores)) for score in scores]
+    return -sum(p / sum(powers) * math.log(p / sum(powers)) for p in powers if p > 0)
+
+
+@pytest.mark.parametrize("query", ["cls", "patch:1,2"])
+def test_every_step_equals_loops(query: str) -> None:
+    _, recording = seen()
+    found = attention_steps(recording, layer=3, head=1, query=query)
+    queries, keys, values = (part(3)[0, 1].double().tolist() for part in (recording.queries, recording.keys, recording.values))
+    asked = queries[0 if query == "cls" else 1 + 4 + 2]
+    dots = [sum(a * b for a, b in zip(asked, key, strict=True)) for key in keys]
+    scores = [dot / math.sqrt(64) for dot in dots]
+    powers = [math.exp(score) for score in scores]
+    weights = [power / sum(powers) for power in powers]
+    output = [sum(weight * value[channel] for weight, value in zip(weights, values, strict=True)) for channel in range(64)]
+    length = math.sqrt(sum(x * x for x in output))
+    added = [
+        weight * sum(a * b for a, b in zip(value, output, strict=True)) / length
+        for weight, value in zip(weights, values, strict=True)
+    ]
+    assert sum(added) == pytest.approx(length, rel=1e-9)
+    assert found.map.labels["step"] == STEPS
+    for values_of_step, expected in zip(found.map.values.flatten(1).tolist(), (dots, scores, weights, added), strict=True):
+        assert values_of_step == pytest.approx(expected[1:], rel=1e-5, abs=1e-7)
+    assert found.weights.tolist() == pytest.approx(weights, rel=1e-5)
+    every = [[sum(a * b for a, b in zip(one, key, strict=True)) for key in keys] for one in queries]
+    flat = [dot for row in every for dot in row]
+    mean = sum(flat) / len(flat)
+    variance = sum((dot - mean) ** 2 for dot in flat) / len(flat)
+    assert found.variances == pytest.approx((variance, variance / 64), rel=1e-6)
+    without = sum(entropy_of(row) for row in every) / len(every)
+    with_it = sum(entropy_of([dot / 8 for dot in row]) for row in every) / len(every)
+    assert found.entropies == pytest.approx((without, with_it), rel=1e-6)
+    assert (found.width, found.scale) == (64, 64**-0.5)
+    assert "width 64" in found.facts[0]
+
+
+@pytest.mark.parametrize("name", ["window", "window shifted", "sliding window"])
+def test_windows_and_biases_take_part(name: str) -> None:
+    net = built(name)
+    with torch.no_grad(), visattn.capture(net, values=True) as recording:
+        net(torch.randn(1, 3, 20, 28, generator=torch.Generator().manual_seed(0)))
+    for head in range(2):
+        found = attention_steps(recording, head=head, query="patch:3,2")
+        weights = recording.attention()[0, head, 3 * 7 + 2]
+        torch.testing.assert_close(found.weights, weights, rtol=1e-4, atol=1e-7)
+        scores = found.map.values[1].flatten()[weights > 0]
+        torch.testing.assert_close(scores.softmax(0), weights[weights > 0], rtol=1e-4, atol=1e-7)
+        assert found.map.values[1].isfinite().all()
+
+
+def test_the_scale_of_independent_entries_gives_scores_of_variance_one() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Conv2d(3, 3 * 256, 4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.embed(x).flatten(2).mT[:, None].chunk(3, -1)
+            noise = torch.randn(2, 1, 1, query.shape[2], 256, generator=torch.Generator().manual_seed(0))
+            out = nn.functional.scaled_dot_product_attention(query * 0 + noise[0], key * 0 + noise[1], value)
+            return out.mean((1, 2))
+
+    model = Alone().eval()
+    with torch.no_grad(), visattn.capture(model, values=True) as recording:
+        model(torch.randn(1, 3, 64, 64))
+    found = attention_steps(recording, layer=0, query="patch:0,0")
+    assert found.variances == pytest.approx((256, 1), rel=0.05)
+    assert found.entropies[0] < 0.5 < 5 < found.entropies[1]
+
+
+def test_what_has_no_steps_is_refused_in_one_line() -> None:
+    model, recording = seen()
+    with pytest.raises(OptionError, match=r"head must lie in \[-3, 2\], got 3"):
+        attention_steps(recording, head=3, query="cls")
+    with pytest.raises(OptionError, match=r"steps are those of one query token, and 'mean' stands for 12\. Choose one, such as"):
+        attention_steps(recording, query="mean")
+    with torch.no_grad(), visattn.capture(model) as without:
+        model(torch.randn(1, 3, 48, 64))
+    with pytest.raises(OptionError, match="values were not kept"):
+        attention_steps(without, query="cls")
+    with torch.no_grad(), visattn.capture(model, values=True) as several:
+        model(torch.randn(2, 3, 48, 64))
+    with pytest.raises(OptionError, match="steps are those of one image, got 2"):
+        attention_steps(several, query="cls")
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    with torch.no_grad(), visattn.capture(model, values=True) as written_out:
+        model(torch.randn(1, 3, 48, 64))
+    with pytest.raises(
+        OptionError, match=r"blocks.11.attn writes its attention out, so the scale is part of its queries or scores"
+    ):
+        attention_steps(written_out, query="cls")
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    values = torch.tensor([0.5, 1.0, 0.0, 0.25]).numpy()
+    picture = bars(values, (40, 100), 1)
+    heights = [
+        sum(picture.getpixel((10 * number + 5, y)) == color for y in range(100))
+        for number, color in enumerate(((213, 94, 0), (0, 114, 178), (0, 114, 178), (0, 114, 178)))
+    ]
+    assert heights[1] > 70
+    assert heights[0] == pytest.approx(heights[1] / 2, abs=1)
+    assert heights[3] == pytest.approx(heights[1] / 4, abs=1)
+    assert heights[2] <= 1
+
+
+def test_the_page_holds_a_panel_for_each_step_and_its_provenance() -> None:
+    photo = visattn.load_image(visattn.data.photo_path("coffee")).resize((64, 48))
+    _, recording = seen()
+    geometry = Geometry((48, 64), (48, 64), Box(0, 0, 48, 64))
+    found = attention_steps(recording, layer=2, query="patch:0,3")
+    page = step_page(photo, found.map, geometry, found.weights.numpy(), panel=100, title="steps", notes=found.facts)
+    assert page.width >= 5 * 100
+    assert page.provenance.parameters["query"] == "patch:0,3"
