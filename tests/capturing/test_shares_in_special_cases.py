@@ -111,7 +111,7 @@ def test_a_factor_is_computed_again_unless_it_comes_from_the_image() -> None:
     taken = readouts.shares()
     assert taken is not None
     assert taken[0].tolist() == [[1.0], [1.0]]
-    assert mean_of(chain, scaled=True)._used == []
+    assert mean_of(chain, scaled=True)._repeats.used == []
     for change in ("descends", "unknown", "homeless"):
         other = Chain()
         changing = mean_of(other, scaled=True)

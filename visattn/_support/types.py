@@ -19,7 +19,17 @@ MapFormat = Literal["npz", "npy", "csv", "tif", "png"]  # endings of saved maps
 Resize = Literal["auto", "fit", "model"]
 Kind = Literal["self", "cross", "pool", "sampled", "channel", "unplaced"]
 Role = Literal[
-    "activation", "tokens", "channel_gate", "spatial_gate", "gate", "branch_gate", "transform", "glimpse", "window", "mix"
+    "activation",
+    "tokens",
+    "channel_gate",
+    "spatial_gate",
+    "gate",
+    "branch_gate",
+    "transform",
+    "glimpse",
+    "window",
+    "positions",
+    "mix",
 ]
 ColorProfile = Literal["convert", "ignore"]
 DiscardOver = Literal["row", "layer"]

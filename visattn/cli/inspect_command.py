@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,10 @@ import click
 from visattn._support.checks import printable
 from visattn._support.reprs import in_pixels
 from visattn._support.tables import to_json, to_text
+from visattn._support.whole_files import check_output, check_png, write_whole
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.shared_options import Size, talk_options
+from visattn.core.command_line.talk import result
 
 if TYPE_CHECKING:
     from visattn.core.methods import Method
@@ -26,12 +30,26 @@ if TYPE_CHECKING:
     "--weights", help="Weights: auto, none (random) or a FILE.  [default: none; with PHOTO, or if the name brings its own: auto]"
 )
 @click.option("--img-size", type=Size(), help="Size of the model's input in pixels: a side, or height x width as HxW.")
+@click.option(
+    "--kernels",
+    type=click.Path(path_type=Path),
+    help="Draw the kernels of the first layer to this .png file, and print nothing else.",
+)
+@click.option(
+    "--positions",
+    type=click.Path(path_type=Path),
+    help="Draw how alike the position embeddings are to this .png file, or without them attention on a plain picture.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @talk_options
 def inspect_command(
     model: str,
     photo: str | None,
     weights: str | None,
     img_size: int | tuple[int, int] | None,
+    kernels: Path | None,
+    positions: Path | None,
+    overwrite: bool,
     as_json: bool,
     quiet: bool,
     debug: bool,
@@ -44,6 +62,7 @@ def inspect_command(
     \b
     visattn inspect vit_base_patch16_224
     visattn inspect tf_efficientnet_lite0 photo:chelsea
+    visattn inspect vit_small_patch14_dinov2.lvd142m --positions positions.png
     """  # noqa: D301 - \b keeps click from wrapping the examples
     import torch
 
@@ -63,8 +82,12 @@ def inspect_command(
     from visattn.core.records import split_call
     from visattn.errors import NoAttentionCaptured
 
+    pictures = {"kernels": kernels, "positions": positions}
+    for target in filter(None, pictures.values()):
+        check_png(target)
+        check_output(target, overwrite=overwrite)
     image = None if photo is None else load_image(photo)
-    usual = "auto" if photo is not None or brings_weights(model) else "none"
+    usual = "auto" if photo is not None or any(pictures.values()) or brings_weights(model) else "none"
     net = unwrapped(load_model(model, weights=weights or usual, img_size=img_size))
     spec = input_spec(net, img_size)
     if image is None:
@@ -73,6 +96,9 @@ def inspect_command(
     else:
         prepared = prepare(image, net, img_size=img_size)
     prepared = with_words(net, prepared)
+    if any(pictures.values()):
+        _draw(net, prepared, pictures, as_json)
+        return
     known = last_map(net, prepared)
     output: Any = None
     features = "last" if known is None else [split_call(known)[0]]
@@ -145,6 +171,23 @@ def inspect_command(
     click.echo(to_text([row | {"applies": row["applies"].partition(". ")[0].rstrip(".")} for row in methods]))
     examples = [{"target": f"--{choice.option} {quote(choice.example)}", "what": choice.what} for choice in choices]
     click.echo(to_text(examples).rstrip())
+
+
+def _draw(net: Any, prepared: Any, targets: Mapping[str, Path | None], as_json: bool) -> None:  # noqa: ANN401
+    """Draw the figures that were asked for, and print their paths."""
+    from visattn._support.modes import evaluating
+    from visattn.core.drawing.pictures import carrying, to_png
+    from visattn.core.families import provenance_of
+    from visattn.core.pipeline.learned_pictures import kernels_picture, positions_picture
+
+    made, written = provenance_of(net), []
+    for name, draw in (("kernels", kernels_picture), ("positions", positions_picture)):
+        target = targets[name]
+        if target is not None:
+            with evaluating(net):
+                page = carrying(draw(net, prepared, made.title), made.but(method=name))
+            written.append((write_whole(target, to_png(page)), page.provenance))
+    result(as_json, written)
 
 
 def _applies(method: Method, recording: Recording, classifier: bool) -> str:

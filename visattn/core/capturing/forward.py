@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from visattn._support.faces import Later
@@ -15,11 +16,17 @@ from visattn.core.capturing.intercept.calls import Call
 from visattn.core.capturing.tokens.arrangement import Arrangement, Tokens
 from visattn.core.capturing.trace.tape import Attention, Tape
 from visattn.core.capturing.trace.verdicts import Verdict
+from visattn.core.records import TokenLayout
 from visattn.errors import LayoutError
 
 if TYPE_CHECKING:
-    from visattn.core.capturing.following import projections as projections_of, vectors as vectors_behind
+    from visattn.core.capturing.following import (
+        positions as positions_behind,
+        projections as projections_of,
+        vectors as vectors_behind,
+    )
 else:
+    positions_behind = Later("visattn.core.capturing.following.positions")
     projections_of = Later("visattn.core.capturing.following.projections")
     vectors_behind = Later("visattn.core.capturing.following.vectors")
 
@@ -125,6 +132,14 @@ class Forward:
         """Return the arrangement of the tokens in a slot that was asked for; None if there is none."""
         conclusions = self.conclusions()
         return None if slot is None or conclusions is None else conclusions.tokens(slot)
+
+    def positions(self) -> tuple[str, Tensor, TokenLayout] | None:
+        """Return the table of positions that the model adds to its tokens: its name, the table `(1, N, D)`, and the tokens' layout."""
+        if self._place is not None:
+            return None
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            found = positions_behind.positions_of(self._tape)
+            return None if found is None else (found.name, found.tokens.take(found.table).clone(), found.tokens.layout)
 
     def kept(self, slot: int) -> Tensor | None:
         """Return the tensor in a slot behind the last attention call, if gradients are needed."""

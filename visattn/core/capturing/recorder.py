@@ -40,7 +40,7 @@ else:
     finding = Later("visattn.core.capturing.gating.finder")
 
 _OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
-Features = str | Sequence[str]  # "last", "all", "none", or globs of module names
+Features = str | Sequence[str]  # "last", "all", "none", "positions", or globs of module names
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def record(
     if gates:
         session.watch.gates = session.finder
     tokens, activations = _chosen(session.watch.parts, description, features)
-    session.keeps_last = features == "last"
+    session.keeps_last, session.keeps_positions = features == "last", features == "positions"
     modules = session.watch.modules
     for name, module in session.streams():
         modules.before.setdefault(module, []).append(session.keep_stream(name))
@@ -80,7 +80,7 @@ def record(
 def _chosen(parts: Parts, description: ModelDescription, features: Features) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return the modules whose tokens are kept and the modules whose activations are kept, by name."""
     token_modules = dict(description.tokens)
-    if features == "none":
+    if features in ("none", "positions"):
         return {}, {}
     if features == "all":
         return token_modules, {}
@@ -124,6 +124,7 @@ class _Session:
         self.watch.ask = self._ask
         self._model, self._description, self._layers = model, description, layers
         self._values, self._gradients = values, gradients
+        self.keeps_positions = False  # the table of positions that is added to tokens
         self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid
         self._copies: list[Tensor] = []  # what was kept of the running forward pass
         self._finite: list[Verdict] = []  # whether that of each forward pass is finite
@@ -181,6 +182,8 @@ class _Session:
         self._count_calls(forward)
         if self.keeps_last:
             self._keep_last(forward)
+        if self.keeps_positions:
+            self._keep_positions(forward)
         unseen = {} if conclusions is None else dict(conclusions.unseen)
         if self.watch.hidden:  # these layers already explain the tensors of unknown origin
             unseen.pop("", None)
@@ -272,6 +275,13 @@ class _Session:
         last = (on_grid or of_pass)[-1:]
         dropped = set(map(id, of_pass)) - set(map(id, last))
         self.recording.features = [feature for feature in features if id(feature) not in dropped]
+
+    def _keep_positions(self, forward: Forward) -> None:
+        """Keep the table of positions that the model adds to its tokens, if there is one."""
+        found = forward.positions()
+        if found is not None:
+            name, table, layout = found
+            self.recording.features.append(FeatureRecord(name, forward.number, "positions", table, layout=layout))
 
     def _matches(self, layer: str) -> bool:
         """Check whether the user asked for this layer."""

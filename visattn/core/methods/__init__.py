@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from visattn.core.methods.from_features.cam import cam as cam
     from visattn.core.methods.from_features.eigencam import eigencam as eigencam
     from visattn.core.methods.from_features.pca import pca as pca
+    from visattn.core.methods.from_features.position_similarity import positions as positions
     from visattn.core.methods.from_features.similarity import similarity as similarity
     from visattn.core.methods.from_gradients.gradcam import (
         gradcam as gradcam,

@@ -16,7 +16,17 @@ __all__ = ["Method"]
 
 Refusal = Callable[[Recording], str | None]
 Need = Literal[
-    "attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "glimpses", "replay", "score"
+    "attention",
+    "gradients",
+    "layer gradients",
+    "values",
+    "features",
+    "cam layer",
+    "gates",
+    "glimpses",
+    "positions",
+    "replay",
+    "score",
 ]
 _RUN_AGAIN = "replay", "scored"  # arguments that the pipeline passes
 

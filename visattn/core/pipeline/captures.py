@@ -46,8 +46,9 @@ def capture(
             multiply layers refuse such a recording.
         values: Whether to keep value vectors too; this needs half as much memory again. Where the model writes its attention out, its
             queries and keys are kept too.
-        features: Features to keep: tokens of the `last` layer, of `all` layers, or `none`; or globs of module names. Outputs of
-            these modules are kept as they are, or as tokens in canonical order if they are `(B, N, D)` and can be traced.
+        features: Features to keep: tokens of the `last` layer, of `all` layers, or `none`; `positions`, the table of positions that is
+            added to the tokens; or globs of module names. Outputs of these modules are kept as they are, or as tokens in canonical order
+            if they are `(B, N, D)` and can be traced.
         gradients: Whether to keep what `Recording.gradients(score)` needs: values and the autograd graph.
         gates: Whether to look for the gates of all modules; those of `visattn.nn`, timm and torchvision are always kept.
         remember: Whether to reuse the token positions of an earlier forward pass that ran exactly the same operations. The recording

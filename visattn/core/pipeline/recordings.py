@@ -115,6 +115,7 @@ def last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> st
 def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method, run: Run) -> tuple[Question, Pass]:
     layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
     features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
+    features = "positions" if "positions" in needs else features
     if "cam layer" in needs:
         if layer == -1 or isinstance(layer, str):
             question = at_layer(question, layer_of_cam(model, prepared, question.parameters, question.target))

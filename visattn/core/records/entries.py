@@ -135,7 +135,8 @@ class FeatureRecord:
             branches that are summed. `transform`, `(B, 2, 3)`: affine map of a spatial transformer, from output to input in
             `[-1, 1]`. `glimpse`, `(B, scales, 4)`: top, left, bottom and right of a retina's patches, in pixels of its image.
             `window`, `(B, Q, 6)`: top, left, bottom and right of the cells that each query may attend to, or that a call writes to, then
-            row and column of the center, in cells. `mix`, `(1, 1)`: learned weight of an attached attention module.
+            row and column of the center, in cells. `positions`, `(1, N, D)`: what a model adds to its tokens to tell their positions.
+            `mix`, `(1, 1)`: learned weight of an attached attention module.
         value: The activation, detached.
         gradient: Gradient of a score with respect to the activation, if it was computed; gates have none.
         layout: Layout of the tokens or of the map's cells; for `transform`, `glimpse` and `window`, of the map that is read. None for
@@ -176,9 +177,9 @@ class FeatureRecord:
         if self.layout is None:
             return
         shape = tuple(self.value.shape)
-        if self.role == "tokens" and shape[1] != len(self.layout):
+        if self.role in ("tokens", "positions") and shape[1] != len(self.layout):
             raise ShapeError(f"{self.layer}: tokens must be (B, {len(self.layout)}, D) according to the layout, got {shape}.")
-        if self.role not in ("tokens", "transform", "glimpse", "window") and shape[2:] != self.layout.grid:
+        if self.role not in ("tokens", "positions", "transform", "glimpse", "window") and shape[2:] != self.layout.grid:
             raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) according to the layout, got {shape}.")
 
 

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from visattn.core.capturing.following.cut import Cut
+from visattn.core.capturing.following.repeating import Repeats
 from visattn.core.capturing.placing.nodes import tensors_in_nodes
 from visattn.core.capturing.placing.operation_table import row_of
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.placing.weak import Home
-from visattn.core.capturing.trace.call_tensors import SWITCH, results_of
-from visattn.core.capturing.trace.tape import Entry, Ref, Tape
+from visattn.core.capturing.trace.call_tensors import SWITCH
+from visattn.core.capturing.trace.tape import Entry, Tape
 from visattn.core.capturing.trace.verdicts import Verdict, Verdicts, mark_of
 from visattn.core.records import PROBES, Readout, probes_of, shares_of
 
 APART = "the model's output holds each token apart"
 VALUES = "which tokens the output is computed from depends on their values"
 _PARALLEL = 1e-4  # largest difference between directions that count as one
-
-
-class _Changing(Exception):
-    """Error: a value that the gradient needs is not the same in each forward pass, or is gone."""
 
 
 @contextmanager
@@ -56,15 +52,14 @@ class Readouts:
         """Find the calls behind the cut that are linear in its tokens."""
         self._tape, self._cut, self.images = tape, cut, images
         self._linear, self._ends = _linear(tape, cut)
-        self._used: list[tuple[Home, Tensor]] = []  # places of the weights, and their marks
+        self._repeats = Repeats(tape)
         self._shares: tuple[Tensor, ...] | None = None
         self._taken = False
         self.named: dict[int, Readout] = {}
-        self._weigh: Callable[[Tensor], Tensor] = Tensor.detach
 
     def ask(self, verdicts: Verdicts) -> Verdict | None:
         """Ask whether all weights are those that the shares were taken with; None if there are none to compare."""
-        pairs = [(_marked(home), mark) for home, mark in self._used]
+        pairs = [(_marked(home), mark) for home, mark in self._repeats.used]
         conditions = [(now == mark).all() for now, mark in pairs if now is not None and _fits(now, mark)]
         return verdicts.on(torch.stack(conditions).all()) if conditions and len(conditions) == len(pairs) else None
 
@@ -75,7 +70,7 @@ class Readouts:
         """
         if self._taken and (self._are_same() if weights_are_same is None else weights_are_same()):
             return self._shares
-        self._used.clear()
+        self._repeats.used.clear()
         self.named.clear()
         self._taken = True
         try:
@@ -89,14 +84,14 @@ class Readouts:
         return self._shares
 
     def _are_same(self) -> bool:
-        return all(_is_same(_marked(home), mark) for home, mark in self._used)
+        return all(_is_same(_marked(home), mark) for home, mark in self._repeats.used)
 
     def _measured(self, weigh: Callable[[Tensor], Tensor] = Tensor.detach) -> tuple[Tensor, ...] | None:
         """Take the gradient of the ends of the linear part at the tokens, and return the shares; None if they depend on values.
 
         `weigh` takes each parameter and returns the one to compute with: by default itself.
         """
-        self._weigh = weigh
+        self._repeats.weigh = weigh
         ends_at_output = set(self._ends) <= set(self._cut.outputs)
         behind_cut = self._tape.entries[self._cut.entries[0] :]
         if any(entry.func is SWITCH for entry in behind_cut):
@@ -109,7 +104,7 @@ class Readouts:
             tensors[part.slot] = torch.zeros(shape, device=self._tape.device, requires_grad=True)
         tokens = [tensors[part.slot] for part in self._cut.parts]
         for number in self._linear:
-            self._repeat(self._tape.entries[number], tensors)
+            self._repeats.call(self._tape.entries[number], tensors)
         ends = [tensors[slot] for slot in self._ends if tensors[slot].requires_grad]
         return self._shares_at(tokens, ends, at_output=ends_at_output)
 
@@ -132,54 +127,6 @@ class Readouts:
                     return None
             squares = [total + gradient.square().sum(-1) for total, gradient in zip(squares, gradients, strict=True)]
         return tuple(shares_of(total.sqrt()) for total in squares)
-
-    def _repeat(self, entry: Entry, tensors: dict[int, Tensor]) -> None:
-        """Repeat a call of the tape with other tensors, and add its results to `tensors`, which holds tensors by slot."""
-        args, kwargs = self._filled(entry.args, tensors), self._filled(entry.kwargs, tensors)
-        results = results_of(args, entry.func(*args, **kwargs), writes=False)
-        for made, result in zip(entry.outs, results, strict=True):
-            if made is not None:
-                tensors[made.slot] = _plain(result)
-
-    def _filled(self, value: Any, tensors: dict[int, Tensor]) -> Any:  # noqa: ANN401
-        """Return an argument of the tape, nested or not, with tensors instead of references to slots."""
-        if isinstance(value, Ref):
-            return self._tensor(value.slot, tensors)
-        if isinstance(value, dict):
-            return {name: self._filled(item, tensors) for name, item in value.items()}
-        if isinstance(value, slice):
-            return slice(*(self._filled(item, tensors) for item in (value.start, value.stop, value.step)))
-        return type(value)(self._filled(item, tensors) for item in value) if type(value) in (tuple, list) else value
-
-    def _tensor(self, slot: int, tensors: dict[int, Tensor]) -> Tensor:
-        """Return the tensor of a slot: one of the model, or one that is computed from those of the model alone.
-
-        Raises:
-            _Changing: If it may be another one in each forward pass.
-        """
-        if slot in tensors:
-            return tensors[slot]
-        outside = self._tape.outside.get(slot)
-        if outside is None:
-            makers = (entry for entry in self._tape.entries if any(out and out.slot == slot for out in entry.outs))
-            entry = next(makers, None)
-            if entry is None or slot in self._tape.descends or entry.writes or any(step.random for step in entry.steps):
-                raise _Changing
-            self._repeat(entry, tensors)
-            return tensors[slot]
-        tensor = None if outside.home is None else outside.home.tensor()
-        if outside.home is None or tensor is None:
-            raise _Changing
-        self._used.append((outside.home, mark_of(tensor)))
-        tensors[slot] = _plain(self._weigh(tensor) if outside.kind == "parameter" else tensor.detach())
-        return tensors[slot]
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor in single precision; a copy of one that allows no gradients."""
-    if tensor.is_floating_point() and tensor.dtype != torch.float32:
-        return tensor.float()
-    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _marked(home: Home) -> Tensor | None:
