@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from visattn.core.geometry import Box
 from visattn.core.provenance import Provenance
 from visattn.data.scenes import Scenes
 from visattn.errors import ImageError, LayoutError, OptionError, ShapeError
-from visattn.models.show_attend_tell import ATTENTIONS, END, UNKNOWN, Attention
+from visattn.models.show_attend_tell import ATTENTIONS, END, UNKNOWN, Attention, EncodedImage
 
 COUNT = 3
 
@@ -220,6 +221,45 @@ def test_chosen_cell_is_drawn_on_its_pixels() -> None:
         top, left = 8 * cell[0], 8 * cell[1]
         assert (values[top : top + 8, left : left + 8] == values.max()).all()
         assert (values == values.max()).sum() == 64
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_gradients_of_words_are_those_of_finite_differences(attention: Attention) -> None:
+    captioner, (photo,) = tiny(attention), photos(1)
+    (caption,) = captioner.score([photo], ["a red disc"], by="gradient")
+    model = copy.deepcopy(captioner.model).double()
+    words = captioner.vocabulary.encode("a red disc")
+    with torch.no_grad():
+        encoded = model.encode(pixels(photo).double())
+    taken = (
+        torch.tensor([[row * 8 + column for row, column in filter(None, caption.chosen_cells)] + [0]])
+        if attention == "hard"
+        else None
+    )
+
+    def chances(features: Tensor) -> Tensor:
+        keys = features if model.look is None else model.look.keys(features)
+        seen = EncodedImage(features, keys, encoded.grid)
+        with torch.no_grad():
+            told = model.teacher_forcing(seen, torch.tensor([words]), torch.tensor([len(words)]), locations=taken)
+        return told.logits.log_softmax(2)[0, torch.arange(len(words)), torch.tensor(words)]
+
+    for cell in (0, 27, 63):
+        slopes = torch.zeros(len(words), encoded.features.shape[2], dtype=torch.float64)
+        for channel in range(encoded.features.shape[2]):
+            for side in (1, -1):
+                moved = encoded.features.clone()
+                moved[0, cell, channel] += side * 1e-5
+                slopes[:, channel] += side * chances(moved) / 2e-5
+        for number in range(3):
+            found = float(caption.map.values[number].flatten()[cell])
+            assert found == pytest.approx(float(slopes[number].norm()), rel=1e-3, abs=1e-6)
+    assert caption.map.meaning == "norm of the gradient"
+    assert caption.map.provenance.method == "caption gradient"
+    assert not any(parameter.grad is not None for parameter in captioner.model.parameters())
+    assert captioner.generate([photo], by="gradient")[0].words == captioner.generate([photo])[0].words
+    with pytest.raises(OptionError, match="unknown by 'slope'"):
+        captioner.generate([photo], by="slope")  # type: ignore[arg-type]
 
 
 def test_windows_of_local_attention_hold_all_of_a_word_and_are_drawn() -> None:

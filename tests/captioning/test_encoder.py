@@ -112,6 +112,18 @@ def changes(made: nn.Module, channels: int, size: tuple[int, int], pictures: int
     return sorted(found)
 
 
+def test_a_copy_of_an_evaluated_encoder_stays_so() -> None:
+    blueprint = Blueprint("visattn_local_features", (), 3, (64, 64), (0.5,) * 3, (0.25,) * 3)
+    made = encoder(blueprint)[0].eval()
+    pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    copied = copy.deepcopy(made)
+    assert not any(part.training for part in copied.modules())
+    with torch.no_grad():
+        assert torch.equal(copied(pixels), made(pixels))
+    assert copied.state_dict().keys() == made.state_dict().keys()
+    assert copy.deepcopy(made.train()).model.training
+
+
 def test_receptive_field_of_local_features_is_centered_on_its_cell() -> None:
     made, size = local().eval(), (40, 32)
     assert all(float(made.get_parameter(f"features.{place}.branch.4.weight").detach().abs().max()) > 0 for place in (15, 16))

@@ -55,6 +55,13 @@ _SAMPLINGS = [way for way in get_args(Sampling) if way != "gumbel"]  # gumbel is
     help="Context of hard attention: the most probable location (argmax, the default), a sampled one, or the expected context.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Random seed of --sampling sample.")
+@click.option(
+    "--by",
+    type=click.Choice(("attention", "gradient")),
+    default="attention",
+    show_default=True,
+    help="What the map of a word shows: the attention before it, or the gradient of its log-probability at each cell.",
+)
 @click.option("--caption", "text", help="Score this caption, and draw its words, instead of generating one.")
 @click.option(
     "--filmstrip",
@@ -99,6 +106,7 @@ def caption_command(
     \b
     visattn caption scene.png --checkpoint runs/soft/final
     visattn caption scene.png --checkpoint runs/hard/final --beam-size 5 --filmstrip scene.caption.png
+    visattn caption scene.png --checkpoint runs/soft/final --by gradient --filmstrip scene.gradient.png
     visattn caption *.jpg --checkpoint runs/flickr/final --filmstrip strips --json
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._support.tables import to_json
@@ -176,13 +184,14 @@ def _told(captioner: Captioner, photos: Sequence[Image.Image], options: dict[str
     """Score the given caption for each photo, or generate a caption for each."""
     sampling, text = options["sampling"], options["text"]
     if text is not None:
-        return captioner.score(photos, [text] * len(photos), sampling=sampling)
+        return captioner.score(photos, [text] * len(photos), sampling=sampling, by=options["by"])
     return captioner.generate(
         photos,
         beam_size=options["beam_size"],
         max_length=options["max_length"] + 1,
         sampling=sampling,
         length_normalization=options["length_normalization"],
+        by=options["by"],
     )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from visattn._support.checks import one_of
 from visattn._support.files import exists, is_file
 from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
@@ -39,7 +40,9 @@ from visattn.errors import LayoutError, OptionError
 from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, LocalAttention, ShowAttendTell
 from visattn.nn.tokens.local import windows
 
-METHOD = "caption attention"
+By = Literal["attention", "gradient"]
+METHODS: Mapping[By, str] = {"attention": "caption attention", "gradient": "caption gradient"}
+MEANINGS: Mapping[By, str] = {"attention": "attention", "gradient": "norm of the gradient"}
 _FLATTEST, _STRONGEST = 0.5, 1.6  # deviation of generated scenes from the mean of all, in standard deviations: 0.6 to 1.5
 
 
@@ -51,7 +54,7 @@ class Caption:
         words: Words of the caption, without `<end>`.
         score: Log-likelihood of the words and of `<end>`, in nats.
         finished: Whether the caption ends with `<end>`. Otherwise it was cut off.
-        map: Attention weights, with the axes `("word",)`.
+        map: Attention weights, or norms of gradients, with the axes `("word",)`.
         betas: Gate value beta of each word, from 0 to 1: the share of the visual context that the decoder uses.
         entropies: Entropy of the attention weights of each word, in nats.
         chosen_cells: Grid cell `(row, column)` that hard attention chose for each word; None for other attention.
@@ -160,6 +163,7 @@ class Captioner:
         max_length: int = 50,
         sampling: str | None = None,
         length_normalization: bool = False,
+        by: By = "attention",
     ) -> list[Caption]:
         """Generate a caption of each photo with beam search, and compute its attention maps.
 
@@ -169,6 +173,8 @@ class Captioner:
             max_length: Largest number of words, including `<end>`.
             sampling: Location that hard attention reads: `argmax`, `expected` or `sample`; by default the most likely one.
             length_normalization: Whether to compare hypotheses by their mean log-probability. Otherwise short ones are favored.
+            by: What the map of a word shows: the `attention` of the decoder before it, or the norm of the `gradient` of its log-probability
+                with respect to the features of each cell, through all steps so far and the initial state.
 
         Returns:
             One caption per photo.
@@ -198,16 +204,21 @@ class Captioner:
             "sampling": sampling or "default",
         }
         decoded = self._decode(encoded, words, sampling, locations)
-        return self._captions(prepared, layout, decoded, [self.vocabulary.decode(one) for one in words], words, parameters)
+        slopes = self._slopes(encoded, words, sampling, locations) if one_of(by, get_args(By), "by") == "gradient" else None
+        texts = [self.vocabulary.decode(one) for one in words]
+        return self._captions(prepared, layout, decoded, texts, words, parameters, slopes)
 
     @in_own_modes
-    def score(self, photos: Sequence[Image.Image], captions: Sequence[str], *, sampling: str | None = None) -> list[Caption]:
+    def score(
+        self, photos: Sequence[Image.Image], captions: Sequence[str], *, sampling: str | None = None, by: By = "attention"
+    ) -> list[Caption]:
         """Score given captions with teacher forcing: compute their log-likelihood and attention maps.
 
         Args:
             photos: Upright photos.
             captions: One caption per photo.
             sampling: See `generate`.
+            by: See `generate`.
 
         Returns:
             One scored caption per photo.
@@ -228,7 +239,8 @@ class Captioner:
         encoded, layout = self._encode(prepared.pixels)
         words = [self.vocabulary.encode(caption) for caption in captions]
         decoded = self._decode(encoded, words, sampling, None)
-        return self._captions(prepared, layout, decoded, texts, words, {"sampling": sampling or "default"})
+        slopes = self._slopes(encoded, words, sampling, None) if one_of(by, get_args(By), "by") == "gradient" else None
+        return self._captions(prepared, layout, decoded, texts, words, {"sampling": sampling or "default"}, slopes)
 
     def _check(self, sampling: str | None) -> None:
         if sampling is not None and self.model.attention != "hard":
@@ -244,6 +256,23 @@ class Captioner:
         taken = _padded(locations).to(device) if locations is not None else None
         with evaluating(self.model), torch.inference_mode():
             return self.model.teacher_forcing(encoded, _padded(words).to(device), lengths, sampling=sampling, locations=taken)
+
+    def _slopes(
+        self, encoded: EncodedImage, words: list[list[int]], sampling: str | None, locations: list[list[int]] | None
+    ) -> Tensor:
+        """Return the norm of the gradient of each word's log-probability at each cell, `(B, T, L)`."""
+        device = encoded.features.device
+        lengths = torch.tensor([max(len(one), 1) for one in words])
+        padded, taken = _padded(words).to(device), _padded(locations).to(device) if locations is not None else None
+        with evaluating(self.model, frozen=True), torch.inference_mode(False), torch.enable_grad():
+            features = encoded.features.clone().requires_grad_()
+            keys = features if self.model.look is None else self.model.look.keys(features)
+            seen = EncodedImage(features, keys, encoded.grid)
+            decoded = self.model.teacher_forcing(seen, padded, lengths, sampling=sampling, locations=taken)
+            chances = decoded.logits.float().log_softmax(2).gather(2, padded[..., None])[..., 0]  # (B, T)
+            totals = chances.masked_fill(~decoded.steps, 0).sum(0)
+            slopes = [torch.autograd.grad(total, features, retain_graph=True)[0] for total in totals]
+        return torch.stack([torch.linalg.vector_norm(slope, dim=2) for slope in slopes], 1)
 
     def _encode(self, pixels: Tensor) -> tuple[EncodedImage, TokenLayout]:
         """Encode pixels. Return the features and their positions on the input, which are traced through the encoder."""
@@ -278,8 +307,11 @@ class Captioner:
         texts: list[list[str]],
         words: list[list[int]],
         parameters: dict[str, Any],
+        slopes: Tensor | None,
     ) -> list[Caption]:
         """Build the `Caption` of each image from the decoder output, without the step of `<end>`."""
+        by: By = "attention" if slopes is None else "gradient"
+        maps = decoded.alpha if slopes is None else slopes
         rows, columns = decoded.grid
         chosen = decoded.logits.float().log_softmax(2).gather(2, _padded(words).to(decoded.logits.device)[..., None])[..., 0]
         scores = chosen.masked_fill(~decoded.steps, 0).sum(1).tolist()
@@ -289,7 +321,7 @@ class Captioner:
         for i, text in enumerate(texts):
             count = len(text)
             source = image_facts(prepared.photos[i])
-            provenance = replace(self.provenance, method=METHOD, parameters=parameters | {"caption": " ".join(text)})
+            provenance = replace(self.provenance, method=METHODS[by], parameters=parameters | {"caption": " ".join(text)})
             provenance = prepared.noted(
                 provenance.but(
                     image=source.name,
@@ -299,14 +331,14 @@ class Captioner:
                     warnings=self._unlike(prepared.photos[i], prepared.pixels[i]),
                 )
             )
-            values = decoded.alpha[i, :count].float().cpu().clone().view(count, rows, columns)
+            values = maps[i, :count].float().cpu().clone().view(count, rows, columns)
             taken = decoded.taken[i, :count].argmax(1).tolist()
             captions.append(
                 Caption(
                     words=tuple(text),
                     score=scores[i],
                     finished=words[i][-1:] == [END],
-                    map=AttentionMap(values, ("word",), layout, {"word": tuple(text)}, "attention", provenance),
+                    map=AttentionMap(values, ("word",), layout, {"word": tuple(text)}, MEANINGS[by], provenance),
                     betas=tuple(decoded.beta[i, :count].tolist()),
                     entropies=tuple(decoded.entropy[i, :count].tolist()),
                     chosen_cells=tuple(divmod(cell, columns) if hard else None for cell in taken),

@@ -6,9 +6,11 @@ published weights can be loaded.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +82,14 @@ class FeatureMap(nn.Module):
             images, indices=[self.index], norm=True, output_fmt="NCHW", intermediates_only=True
         )
         return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FeatureMap:
+        """Return a copy in the same mode; torch.fx copies a graph into training mode."""
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        for part, other in zip(self.modules(), copied.modules(), strict=True):
+            other.training = part.training
+        return copied
 
 
 def _leave_out_of_state(model: nn.Module, cut: nn.Module) -> None:

@@ -15,8 +15,7 @@ from visattn.errors import OptionError
 
 NO_POSITIONS = (
     "no table of positions, with a row for each token, was found among what is added to the tokens before the first attention: the model "
-    "may rotate queries and keys, bias scores, or tell positions by convolutions. Use 'visattn inspect MODEL --positions' to see what "
-    "they do."
+    "may rotate queries and keys, bias scores, or tell positions by convolutions. The command visattn inspect draws what these do."
 )
 
 
