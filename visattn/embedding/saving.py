@@ -72,7 +72,8 @@ def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = Tr
     For the layer at place `L` of the file: `L/queries` and `L/keys` `(heads, S, dimensions)`; of the tokens `L/image`, `L/row`, `L/column`
     (-1 without a place), `L/sink` and `L/object` `(S,)`, and `L/color` `(S, 3)`; `L/factors` `(heads,)` and `L/shares`
     `(heads, dimensions)`. `facts` is JSON with the layers, the names of the images, the numbers of the heads, their scores by property,
-    and the provenance. A layer has its name, and if its tokens are words, those of each image's text.
+    and the provenance. A layer has its name, and if its tokens are words, those of each image's text. Stored activations can be inverted
+    to images.
 
     Args:
         space: Queries and keys, from `gather`.

@@ -75,6 +75,8 @@ class Study(Sequence[View]):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Save the whole study as one file, which `visattn.load_study` reads. Gradients are left out.
 
+        The file holds the photos, and stored activations can be inverted to images: share it only where you may share the photos.
+
         Args:
             path: File whose name ends in `.attn`. Its folder is created.
             overwrite: Whether an existing file may be replaced.
