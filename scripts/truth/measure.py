@@ -54,7 +54,7 @@ METRICS: dict[str, Callable[[AttentionMap, NDArray[np.bool_], Geometry], Array]]
 }
 SIGNED = "lift", "share"  # metrics that are undefined for signed maps
 ONCE = "captum.saliency", "captum.input_x_gradient"  # these methods are given the model, but run it only two to four times
-LEFT_OUT = "similarity", "pca"  # these methods show similarity, not evidence for a class
+LEFT_OUT = "similarity", "pca", "positions"  # these methods show similarity, not evidence for a class
 PARAMETERS: dict[str, dict[str, Any]] = {
     "transition_attention": {"start_layer": 0},  # the paper starts at the fourth of twelve layers; a small network has fewer
     "captum.integrated_gradients": {"batch_size": 50},  # images are small, so batches can be larger
