@@ -198,6 +198,14 @@ def test_heads_stats_reports_skipped_layers_and_random_weights(run: Run, photo: 
         (("--stats", "--matrix"), "--matrix and --stats cannot be combined. Choose one."),
         (("--stats", "--query", "cls"), "--stats covers all queries of all heads. Leave --query and --head out."),
         (("--stats", "--opacity", "0.3"), "--opacity has no effect with --stats. Leave one of them out."),
+        (("--steps", "--matrix"), "--matrix and --steps cannot be combined. Choose one."),
+        (("--steps",), "--steps draws one head. Pass --layer N and --head N."),
+        (("--steps", "--head", "mean"), "--steps draws one head. Pass --layer N and --head N."),
+        (
+            ("--steps", "--head", "0", "--shared-scale"),
+            "--steps draws quantities of different units. Leave --mass and --shared-scale",
+        ),
+        (("--method", "gates", "--steps"), "--steps applies to attention heads only. Leave it out with --method gates."),
         (
             ("--matrix", "--layer", "0", "--head", "0", "--no-marks"),
             "--marks has no effect with --matrix. Leave one of them out.",
@@ -209,6 +217,21 @@ def test_heads_stats_refuses_options_without_effect(run: Run, photo: Path, optio
     assert code == 2
     assert message in err
     assert not list(Path().glob("*.csv"))
+
+
+def test_heads_steps_draws_them_and_says_what_the_scale_does(run: Run, photo: Path) -> None:
+    code, out, err = run("heads", photo, *TINY, "--layer", "3", "--head", "1", "--query", "patch:1,2", "--steps")
+    assert code == 0, err
+    name = out.strip()
+    assert name == f"{photo.stem}.vit_tiny_patch16_224.none.steps.layer_3.head_1.patch_1_2.png"
+    assert "variance over all pairs: " in err
+    assert "of the scaled ones (scale 0.125, width 64)" in err
+    assert "entropy of the weights, mean over all queries: " in err
+    with Image.open(name) as page:
+        assert page.width > 5 * 300
+    code, _, err = run("heads", photo, *TINY, "--head", "0", "--query", "mean", "--steps")
+    assert code == 2
+    assert "steps are those of one query token" in err
 
 
 def test_contour_levels_and_marks_are_stored_in_the_provenance(run: Run, photo: Path) -> None:
