@@ -398,6 +398,19 @@ def test_no_network_is_needed(run: Run, image: Path, soft: Any, monkeypatch: pyt
     assert run("caption", image, *soft, "-q")[0] == 0
 
 
+def test_captioners_that_come_with_visattn_have_names(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_name, by_folder = (
+        run("caption", "scene:7", "--checkpoint", one, "-q")
+        for one in ("captions_soft", Path(__file__).parents[2] / "models" / "captions_soft")
+    )
+    assert by_name == by_folder
+    assert by_name[0] == 0
+    assert by_name[1].startswith("a ")
+    (tmp_path / "captions_soft").mkdir()
+    assert "contains no captioner" in run("caption", "scene:7", "--checkpoint", "captions_soft")[2]
+
+
 @pytest.mark.parametrize(
     ("image", "checkpoint", "code"), [("nothing.png", "models/captions_soft", 3), ("visattn/core/shipped/photos", "nothing", 4)]
 )

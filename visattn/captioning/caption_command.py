@@ -35,7 +35,12 @@ _SAMPLINGS = [way for way in get_args(Sampling) if way != "gumbel"]  # gumbel is
 
 @click.command("caption", cls=Command)
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Folder of a trained captioner: RUN/final.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of a trained captioner, RUN/final, or the name of one that comes with visattn: captions_soft.",
+)
 @click.option(
     "--beam-size",
     type=click.IntRange(1),
@@ -104,13 +109,14 @@ def caption_command(
     """Caption IMAGES, and draw where the decoder attends for each word.
 
     \b
-    visattn caption scene.png --checkpoint runs/soft/final
+    visattn caption scene:7 --checkpoint captions_soft
     visattn caption scene.png --checkpoint runs/hard/final --beam-size 5 --filmstrip scene.caption.png
     visattn caption scene.png --checkpoint runs/soft/final --by gradient --filmstrip scene.gradient.png
     visattn caption *.jpg --checkpoint runs/flickr/final --filmstrip strips --json
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._support.tables import to_json
 
+    checkpoint = _named(checkpoint)
     strips = _strips(images, options["filmstrip"], checkpoint)
     targets = [*strips, *([_json_file(output)] if output else [])]
     check_outputs(targets, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
@@ -139,6 +145,13 @@ def caption_command(
     if output and rows:
         write_whole(output, to_json(rows).encode())
     return each.exit_code(len(rows))
+
+
+def _named(checkpoint: Path) -> Path:
+    """Return the folder of a captioner that comes with visattn, if there is none of this name here."""
+    from visattn.core.loading.networks import CAPTIONERS, network_path
+
+    return network_path(str(checkpoint)) if str(checkpoint) in CAPTIONERS and not os.path.lexists(checkpoint) else checkpoint
 
 
 def _check_there(checkpoint: Path) -> None:
