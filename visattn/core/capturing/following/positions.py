@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -21,14 +20,14 @@ class Positions(NamedTuple):
     """Table of positions, with a row for each token.
 
     Attributes:
+        name: Last part of the name of the parameter or buffer that it is, or is computed from.
         table: The table, in the shape of the tokens of one image.
         tokens: Arrangement of the tokens that it is added to.
-        name: Last part of the name of the parameter or buffer that it is, or is computed from.
     """
 
+    name: str
     table: Tensor
     tokens: Tokens
-    name: str
 
 
 def positions_of(tape: Tape) -> Positions | None:
@@ -54,22 +53,26 @@ def _added(follower: TokenTracer, tape: Tape, entry: Entry) -> Positions | None:
     if result is None or not entry.operation.own or entry.operation.name not in _ADDS or len(entry.refs) != 2:
         return None
     places = follower.places(result.slot)
-    if not places.placed or places.columns is not None or places.drift.away:
+    is_table = [follower.places(ref.slot).kind == "learned" for ref in entry.refs]
+    if not places.placed or places.columns is not None or places.drift.away or not any(is_table):
         return None
-    for ref in entry.refs:
-        learned = follower.places(ref.slot)
-        if learned.kind != "learned" or learned.shape.numel() not in (result.shape[1:].numel(), result.shape.numel()):
-            continue
-        tokens = arrange_tokens(follower.planes, places.codes)
-        repeats = Repeats(tape)
-        with suppress(Changing):
-            table = repeats.tensor(ref.slot, {}).detach()
-            names = [outside.name for outside in tape.outside.values() if outside.home in [home for home, _ in repeats.used]]
-            if tokens is not None and len(tokens.layout.grid) == 2 and names:
-                of_images = table.reshape(-1, *result.shape[1:])
-                return (
-                    Positions(of_images[:1], tokens, names[0])
-                    if torch.equal(of_images, of_images[:1].expand_as(of_images))
-                    else None
-                )
-    return None
+    tokens = arrange_tokens(follower.planes, places.codes)
+    table = _table(tape, entry.refs[is_table.index(True)].slot, result.shape)
+    if tokens is None or len(tokens.layout.grid) != 2 or table is None:
+        return None
+    return Positions(*table, tokens)
+
+
+def _table(tape: Tape, slot: int, shape: torch.Size) -> tuple[str, Tensor] | None:
+    """Return the table in a slot, with its name, if it has a row for each token of each image, the same for all images."""
+    repeats = Repeats(tape)
+    try:
+        table = repeats.tensor(slot, {}).detach()
+    except Changing:
+        return None
+    homes = [home for home, _ in repeats.used]
+    names = [outside.name for outside in tape.outside.values() if outside.home in homes]
+    if table.numel() not in (shape[1:].numel(), shape.numel()) or not names:
+        return None
+    of_images = table.reshape(-1, *shape[1:])
+    return (names[0], of_images[:1]) if torch.equal(of_images, of_images[:1].expand_as(of_images)) else None
