@@ -25,7 +25,7 @@ class SlidingWindowAttention(nn.Module):
     have their own projections for queries, keys and values.
 
     Queries are taken in square tiles, and each tile only meets the keys in reach, so time and memory grow linearly with the number of
-    tokens. With `need_weights=True` they grow with its square, as the weights do.
+    tokens. On a grid with no more keys than a tile would meet, and with `need_weights=True`, all pairs are computed.
 
     Args:
         embed_dim: Width of a token, C.
@@ -80,10 +80,12 @@ class SlidingWindowAttention(nn.Module):
         check_grid(self, x, grid, self.global_tokens)
         first = self.global_tokens
         query, key, value = split_qkv(self.qkv(x), self.num_heads)
-        if need_weights:
-            parts = [mix(query[:, :, first:], key, value, self._mask(grid, x.device), need_weights=True)]
+        reach = self.radius * max(self.dilations)
+        side = max(reach, _TILE)
+        if need_weights or (side + 2 * reach) ** 2 >= grid[0] * grid[1]:  # a tile would meet all keys
+            parts = [mix(query[:, :, first:], key, value, self._mask(grid, x.device), need_weights=need_weights)]
         else:
-            parts = [(self._in_tiles(query, key, value, grid), None)]
+            parts = [(self._in_tiles(query, key, value, grid, side, reach), None)]
         if self.qkv_global is not None:
             query, key, value = split_qkv(self.qkv_global(x), self.num_heads)
             parts.insert(0, mix(query[:, :, :first], key, value, need_weights=need_weights))
@@ -91,29 +93,27 @@ class SlidingWindowAttention(nn.Module):
         weights = [part for _, part in parts if part is not None]
         return (out, torch.cat(weights, 2)) if weights else out
 
-    def _in_tiles(self, query: Tensor, key: Tensor, value: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _in_tiles(self, query: Tensor, key: Tensor, value: Tensor, grid: tuple[int, int], side: int, reach: int) -> Tensor:
         """Attend from the grid tokens of `(B, heads, G + N, d)` to their windows and the global tokens: `(B, heads, N, d)`.
 
-        A tile of queries reads the block of keys that reaches `radius` times the largest dilation beyond it, and the mask hides the rest.
+        A tile of `side` x `side` queries reads the keys that lie up to `reach` beyond it, and the mask hides the rest.
         """
-        first, reach = self.global_tokens, self.radius * max(self.dilations)
-        side = max(reach, _TILE)
+        first = self.global_tokens
         tiles = [-(-size // side) for size in grid]
         queries = _blocks(query[:, :, first:], grid, tiles, side, 0)  # (B * tiles, heads, side ** 2, d)
         keys, values = (
             torch.cat([_for_each_tile(x[:, :, :first], tiles), _blocks(x[:, :, first:], grid, tiles, side, reach)], 2)
             for x in (key, value)
         )
-        mask = self._mask_of_tiles(grid, tiles, side, query.device)
+        mask = self._mask_of_tiles(grid, tiles, side, reach, query.device)
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask.repeat(len(query), 1, 1, 1))
         return _joined(out, grid, tiles, side)
 
-    def _mask_of_tiles(self, grid: tuple[int, int], tiles: list[int], side: int, device: torch.device) -> Tensor:
+    def _mask_of_tiles(self, grid: tuple[int, int], tiles: Sequence[int], side: int, reach: int, device: torch.device) -> Tensor:
         """Build the mask of the tiles, True where a query may attend: `(tiles, heads or 1, side ** 2, G + keys)`.
 
         Queries beyond the grid, whose results are dropped, may attend to keys beyond it: a row without keys would have no finite gradient.
         """
-        reach = self.radius * max(self.dilations)
         inside = torch.ones(1, 1, grid[0] * grid[1], 1, device=device)
         own = _blocks(inside, grid, tiles, side, 0).bool()  # (tiles, 1, side ** 2, 1)
         others = _blocks(inside, grid, tiles, side, reach).bool().mT  # (tiles, 1, 1, keys)
