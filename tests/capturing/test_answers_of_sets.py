@@ -14,14 +14,12 @@ from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.places import Kind, Places, whole
 from visattn.core.capturing.placing.steps import Step
-from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.tokens.planes import PADDING
 from visattn.core.capturing.tokens.points import Drift
 from visattn.core.capturing.trace.operations import operation_of
 from visattn.core.capturing.trace.product_axes import Permuted
 from visattn.core.capturing.trace.tape import Attention, Entry, Operand, Outside, Ref, Tape
 from visattn.core.geometry import Box
-from visattn.core.records import TokenLayout
 
 BOX, CPU = Box(0.0, 0.0, 12.0, 20.0), torch.device("cpu")
 HEADS, QUERIES, KEYS, SIZE, WIDTH = 3, 5, 7, 4, 6
@@ -66,13 +64,8 @@ class Scene:
         for slot, places in enumerate((query, *(others or (self.keys, self.keys))), 1):
             self.put(slot, places)
         self.put(RESULT, result or whole("lost", shape, CPU, "attention"))
-        self.tracer.passed(attention(**more), RESULT, arranged(kind))
+        self.tracer.passed(attention(**more), RESULT, kind)
         return self.tracer.places(RESULT)
-
-
-def arranged(kind: Any) -> Arrangement:
-    layout = TokenLayout("tokens", (), (), Box(0, 0, 12, 20))
-    return Arrangement(kind, layout, layout)
 
 
 def attention(*, fused: bool = True, rows: int = QUERIES, columns: int = KEYS, at_keys: bool = False) -> Attention:

@@ -326,36 +326,6 @@ def test_class_tokens_of_several_windows_are_told_apart() -> None:
     assert found.key_index.tolist() == [[0, 2, 3, 4], [1, 5, 6, 7]]
 
 
-def test_tokens_that_all_windows_read_and_none_asks_are_one() -> None:
-    scene = Scene()
-    cls = scene.planes.codes(scene.planes.set_of("cls_token#7", 1))
-    keys = torch.cat([cls[:, None].expand(2, 2, 1), scene.grid], 2).flatten(0, 1)[:, None]
-    queries = scene.grid.flatten(0, 1)[:, None]
-    found = arrange(scene.planes, queries, keys, (4, 1), 3)
-    assert found.keys == TokenLayout("tokens", ("cls",), (2, 3), BOX)
-    assert found.key_index is not None
-    assert found.key_index.tolist() == [[0, 1, 2, 3], [0, 4, 5, 6]]
-    found = arrange(scene.planes, keys, keys, (4, 1), 4)
-    assert found.keys.prefix == ("cls", "cls2")
-
-
-def test_tokens_that_have_asked_in_several_windows_are_told_apart_from_then_on() -> None:
-    planes = Scene().planes
-    plane = planes.set_of("cls_token#7", 2)
-    first, second = planes.codes(plane).tolist()
-    groups = torch.tensor([first, first, second, second])  # two windows in each of two images
-    told = planes.told_apart(groups, torch.tensor([0, 1, 0, 1]), 2)
-    codes = planes.codes(planes.set_of("cls_token#7", 4)).tolist()
-    assert told.tolist() == [
-        [codes[0][0], codes[0][2]],
-        [codes[0][1], codes[0][3]],
-        [codes[1][0], codes[1][2]],
-        [codes[1][1], codes[1][3]],
-    ]
-    assert torch.equal(planes.told_apart(told, torch.tensor([0, 1, 0, 1]), 2), told)
-    assert torch.equal(planes.told_apart(groups[:1], torch.tensor([0]), 2), groups[:1])
-
-
 def test_sets_come_in_the_order_of_their_first_tokens() -> None:
     scene = Scene()
     register = scene.planes.codes(scene.planes.set_of("register_tokens", 2))

@@ -313,7 +313,7 @@ def test_weights_times_data_of_equal_size_are_a_gate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "positive"), [("exp", True), ("sigmoid", True), ("softplus", True), ("tanh", False), ("mul", False)]
+    ("name", "positive"), [("exp", True), ("sigmoid", True), ("softplus", False), ("tanh", False), ("mul", False)]
 )
 def test_weights_times_positive_data_stay_weights(name: str, positive: bool) -> None:
     weights, data = whole(BATCH, QUERIES, KEYS), whole(BATCH, QUERIES, KEYS)

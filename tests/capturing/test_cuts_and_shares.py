@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import visattn
 from visattn.core.capturing.following.conclusions import Conclusions, concluded
 from visattn.core.capturing.following.cut import Cut, Part, _holds
-from visattn.core.capturing.following.repeating import _plain
-from visattn.core.capturing.following.tape_readouts import _are_parallel, _is_same, _probes
+from visattn.core.capturing.following.tape_readouts import _are_parallel, _is_same, _plain, _probes
 from visattn.core.capturing.tokens.arrangement import Tokens
 from visattn.core.capturing.trace.tape import TAPES, Tape
 from visattn.core.geometry import Box

@@ -374,31 +374,38 @@ def test_weights_with_one_code_each_belong_to_learned_queries() -> None:
 
 def test_rows_of_weights_that_a_query_gives_alone_have_the_values_as_keys() -> None:
     scene = Scene()
-    rows = Places("placed", scene.tokens[:, None, :QUERIES, None].expand(2, HEADS, QUERIES, 7))
-    found = scene.product(rows, scene.wide)
+    values = Places("placed", scene.tokens[:, :, None].expand(2, 7, SIZE))
+    rows = Places("placed", scene.tokens[:, :QUERIES, None].expand(2, QUERIES, 7))
+    found = scene.product(rows, values)
     assert found is not None
     assert (kind(found), found[0].keys, len(found[0].queries)) == ("cross", LAYOUT, QUERIES)
-    values = whole("learned", (2, HEADS, 7, SIZE), CPU, "table")
     from_rows = "its weights come from one token each: no key comes from the image"
-    assert reason(scene.product(rows._replace(asked=True), values)) == from_rows
+    assert reason(scene.product(rows._replace(asked=True), whole("learned", (2, 7, SIZE), CPU, "table"))) == from_rows
     lost_rows = rows.codes.clone()
-    lost_rows[:, :, 1] = LOST
-    named = reason(scene.product(Places("placed", lost_rows, name="sort"), scene.wide))
+    lost_rows[:, 1] = LOST
+    named = reason(scene.product(Places("placed", lost_rows, name="sort"), values))
     assert named == "its tokens could not be traced from the pixels beyond sort"
-    same_rows = Places("placed", rows.codes[:, :, :1].expand(2, HEADS, QUERIES, 7))
-    assert reason(scene.product(same_rows, scene.wide)) == from_rows
+    same_rows = Places("placed", rows.codes[:, :1].expand(2, QUERIES, 7))
+    assert reason(scene.product(same_rows, values)) == from_rows
+
+
+def test_rows_of_several_groups_may_be_heads_or_queries_of_one_cell_and_have_no_keys() -> None:
+    scene = Scene()
+    rows = Places("placed", scene.tokens[:, None, :QUERIES, None].expand(2, HEADS, QUERIES, 7))
+    assert "no key comes from the image" in str(reason(scene.product(rows, scene.wide)))
 
 
 def test_rows_whose_softmax_ran_over_pairs_of_tokens_have_no_keys() -> None:
     scene = Scene()
-    rows = Places("placed", scene.tokens[:, None, :QUERIES, None].expand(2, HEADS, QUERIES, 7))
-    scene.put(3, rows._replace(columns=scene.tokens[:, None, None].expand(2, HEADS, QUERIES, 7)))
+    values = Places("placed", scene.tokens[:, :, None].expand(2, 7, SIZE))
+    rows = Places("placed", scene.tokens[:, :QUERIES, None].expand(2, QUERIES, 7))
+    scene.put(3, rows._replace(columns=scene.tokens[:, None].expand(2, QUERIES, 7)))
     entry: Any = SimpleNamespace(outs=[None, SimpleNamespace(slot=3)])
     scene.tape.entries = [entry]
     scene.tape.weights = {1: frozenset({0})}
-    assert "no key comes from the image" in str(reason(scene.product(rows, scene.wide)))
+    assert "no key comes from the image" in str(reason(scene.product(rows, values)))
     scene.put(3, rows)
-    assert kind(scene.product(rows, scene.wide)) == "cross"
+    assert kind(scene.product(rows, values)) == "cross"
 
 
 def test_an_unexpected_arrangement_is_told() -> None:
@@ -413,7 +420,7 @@ def test_an_unexpected_arrangement_is_told() -> None:
 def test_one_query_of_two_and_two_of_two_are_told_apart() -> None:
     scene = Scene()
     two = scene.tokens[:, None, :2, None].expand(2, HEADS, 2, 7)
-    assert kind(scene.product(Places("placed", two, asked=True), scene.wide)) == "cross"
+    assert "come from one token each" in str(reason(scene.product(Places("placed", two, asked=True), scene.wide)))
     mixed = torch.cat([two[..., :1], scene.tokens[:, None, None, 1:].expand(2, HEADS, 2, 6)], -1)
     told = "its weights come from one token each: no key comes from the image"
     assert reason(scene.product(Places("placed", mixed), scene.wide)) == told

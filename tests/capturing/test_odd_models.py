@@ -897,9 +897,9 @@ class PairsBySum(Odd):
 
 
 class AroundEach(Odd):
-    """Each patch weights its nine neighbors by a softmax of its own features (CARAFE, involution)."""
+    """Each patch weights its nine neighbors by a softmax of its own features (CARAFE, involution): no weight belongs to a neighbor."""
 
-    expected = ("self 8x12",)
+    expected = ("refused: its keys and values belong to different tokens",)
 
     def forward(self, x: Tensor) -> Tensor:
         t = self.tokens(x)
@@ -909,14 +909,7 @@ class AroundEach(Odd):
         return self.read(t + self.gain * (around * weights).sum(2).mT)
 
     def truths(self) -> list[Truth | None]:
-        weights = self.weights()[:, 0].mT  # (B, cells, 9)
-        dense = torch.zeros(len(weights), 1, CELLS, CELLS)
-        for cell in range(CELLS):
-            for number in range(9):
-                row, column = cell // COLUMNS + number // 3 - 1, cell % COLUMNS + number % 3 - 1
-                if 0 <= row < ROWS and 0 <= column < COLUMNS:
-                    dense[:, 0, cell, row * COLUMNS + column] = weights[:, cell, number]
-        return [Truth(dense, (ROWS, COLUMNS))]
+        return [None]
 
 
 class BranchesWeighted(Odd):

@@ -13,13 +13,11 @@ from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.placing.nodes import Facts, Node
 from visattn.core.capturing.placing.places import FOREIGN, LEARNED, UNWATCHED, Kind, Places, whole
 from visattn.core.capturing.placing.steps import Step
-from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.tokens.points import Drift
 from visattn.core.capturing.trace.operations import EDITED, Operation, operation_of
 from visattn.core.capturing.trace.product_axes import Permuted
 from visattn.core.capturing.trace.tape import Attention, Entry, Made, Operand, Outside, Ref, Tape
 from visattn.core.geometry import Box
-from visattn.core.records import TokenLayout
 
 BOX, CPU = Box(0.0, 0.0, 12.0, 20.0), torch.device("cpu")
 HEADS, QUERIES, KEYS, SIZE, WIDTH = 3, 5, 7, 4, 6
@@ -65,13 +63,8 @@ class Scene:
     def passed(self, call: Attention, kind: str, result: Places) -> Places:
         """Return what is known of the result of an attention call behind it."""
         self.put(RESULT, result)
-        self.tracer.passed(call, RESULT, arranged(kind))
+        self.tracer.passed(call, RESULT, kind)
         return self.tracer.places(RESULT)
-
-
-def arranged(kind: Any) -> Arrangement:
-    layout = TokenLayout("tokens", (), (), Box(0, 0, 12, 20))
-    return Arrangement(kind, layout, layout)
 
 
 def attention(*, fused: bool = True, rows: int = QUERIES, columns: int = KEYS, **more: Any) -> Attention:

@@ -25,7 +25,7 @@ from visattn.core.capturing.following.tape_readouts import APART, VALUES
 from visattn.core.capturing.forward import Forward
 from visattn.core.capturing.gates import telling
 from visattn.core.capturing.hooks import with_first
-from visattn.core.capturing.intercept.calls import Call, own
+from visattn.core.capturing.intercept.calls import Call, FusedCall, own
 from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.trace.call_tensors import transformed
 from visattn.core.capturing.trace.tape import Attention
@@ -36,8 +36,9 @@ from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 
 if TYPE_CHECKING:
     from visattn.core.capturing.gating import finder as finding
+    from visattn.core.capturing.tokens import sharing
 else:
-    finding = Later("visattn.core.capturing.gating.finder")
+    finding, sharing = Later("visattn.core.capturing.gating.finder"), Later("visattn.core.capturing.tokens.sharing")
 
 _OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
 Features = str | Sequence[str]  # "last", "all", "none", "positions", or globs of module names
@@ -159,7 +160,8 @@ class _Session:
             )
         wanted = self._layers == "*" or self._matches(layer)
         stream = self._stream.pop(self._description.adds_to(owner) or "", None) if self._values else None
-        call.keep(wanted, values=self._values or self._gradients, graph=self._gradients)
+        shares = attention.fused and call.rows != call.columns and sharing.may_share(call.lead, self.watch.inputs.batch)
+        call.keep(wanted, values=self._values or self._gradients or shares, graph=self._gradients)
         if wanted:
             self._copies += call.sources()
         self._calls.append((owner, call, attention, stream))
@@ -229,6 +231,8 @@ class _Session:
         if not matches or located is None:
             return
         arrangement, follows = located
+        if call.rows != call.columns and isinstance(call, FusedCall) and sharing.may_share(call.lead, self.recording.images):
+            arrangement = sharing.merged(arrangement, call.key, call.value)
         operator = call.operator(arrangement, forward.vectors(attention) if self._values else None)
         self.recording.records.append(
             AttentionRecord(

@@ -52,6 +52,7 @@ class Watch:
         forward: Index of the running forward pass; -1 before the first.
         ended: Whether any forward pass returned an output.
         images: Whether any forward pass received an image.
+        inputs: Images that the latest forward pass received.
         whole: Whether the whole model was called, and not only a part of it.
         ask: Called when a forward pass has ended, to ask for values that are read together.
         gates: Returns the finder of gates, where there may be one; None if gates are not asked for.
@@ -105,7 +106,7 @@ class Watch:
         self._mode = CaptureMode(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
-        self._inputs = Inputs()
+        self.inputs = Inputs()
         self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
         self._slots: set[int] = set()  # slots whose tokens were requested
         upper, scripted = self.parts.fact(_roles, _roles)
@@ -165,7 +166,7 @@ class Watch:
             LayoutError: If the tokens are placed by a rule that does not fit.
         """
         if self._description.place is not None:
-            return placed(self._description.place, call, attention, owner, self._inputs)
+            return placed(self._description.place, call, attention, owner, self.inputs)
         tracer = self._mode.tracer
         assert tracer is not None  # noqa: S101 - a forward pass is running
         tracer.settle()
@@ -233,14 +234,14 @@ class Watch:
         self._mode.hidden.clear()
         self._partial = self._mode.twin = None
         self._slots.clear()
-        self._inputs = Inputs()
+        self.inputs = Inputs()
         candidates = TAPES.of(self._model) if self._remember else []
         candidates = candidates if self.gates is None else list(filter(attrgetter("gated"), candidates))
         if pixels is not None:
             self.images = True
-            self._inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
+            self.inputs = Inputs((int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels))
             if packed is not None:
-                self._inputs = Inputs(packed_size(pixels.shape, grids), batch_of(pixels.shape))
+                self.inputs = Inputs(packed_size(pixels.shape, grids), batch_of(pixels.shape))
             twin = self._with_gradients(pixels, candidates)
             if twin is not pixels:
                 self._mode.twin = pixels, twin
@@ -316,7 +317,7 @@ class Watch:
                 tape.conclusions = self._partial.completed(tape)
             if self._remember and tape.whole:
                 TAPES.keep(self._model, tape)
-            forward = Forward(self.forward, self._inputs, tape, place, self._slots, tracer.used, tracer.kept)
+            forward = Forward(self.forward, self.inputs, tape, place, self._slots, tracer.used, tracer.kept)
             forward.readouts_fit = readouts_fit if tape is known else None
             self._finish(forward)
             tracer.release()

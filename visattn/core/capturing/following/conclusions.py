@@ -131,9 +131,9 @@ class Conclusions:
     def _note(self, number: int, entry: Entry, located: Located | None) -> None:
         """Note what an entry that was traced has made: a result of attention, a softmax over tokens, or tokens that are wanted."""
         result = next((made for made in entry.outs if made is not None), None)
-        is_channels = located is not None and located[0].kind == "channel"
-        if entry.attention is not None and located is not None and result is not None and not is_channels:
-            self._follower.passed(entry.attention, result.slot, located[0])
+        kind = "" if located is None else located[0].kind
+        if entry.attention is not None and located is not None and result is not None and kind != "channel":
+            self._follower.passed(entry.attention, result.slot, kind)
         is_softmax = entry.operation.own and entry.operation.name in SOFTMAX
         what_it_does = self._over_tokens(entry) if is_softmax else None
         if what_it_does is not None:

@@ -311,10 +311,12 @@ def _codes_of_product(follower: TokenTracer, attention: Attention) -> tuple[Code
 def _is_by_query_alone(follower: TokenTracer, attention: Attention, codes: Tensor) -> bool:
     """Check whether each row of weights comes from a query of its own, and from nothing else, as in location-based attention.
 
-    Then the keys are the tokens that the weights multiply. Weights of pairs of tokens that were mixed over the keys are no such rows.
+    Then the keys are the tokens that the weights multiply. Weights of pairs of tokens that were mixed over the keys are no such rows. With
+    several groups for an image, nothing would tell heads from queries that share a cell.
     """
     tells_rows_apart = attention.rows == 1 or not same_along(codes, -2)
-    if attention.columns < 2 or not same_along(codes, -1) or not tells_rows_apart:
+    has_one_group = torch.Size(attention.lead).numel() == follower.planes.images
+    if attention.columns < 2 or not has_one_group or not same_along(codes, -1) or not tells_rows_apart:
         return False
     softmaxes = follower.softmaxes_behind(attention.operands[0])
     return all(places.columns is None and places.others is None for places in softmaxes)
@@ -361,8 +363,6 @@ def _codes_of_pairs(follower: TokenTracer, places: Places) -> tuple[Tensor, Tens
         # a product with tokens that lie nowhere: their codes are the other ones
         image_along_columns = bool((row_codes == row_codes[..., :1, :]).all())
         return (other_codes, row_codes) if image_along_columns else (row_codes, other_codes)
-    if same_along(row_codes, -1) or follower.planes.on_grid(column_codes):
-        return row_codes, column_codes
     is_transposed = same_along(row_codes, -2) and same_along(column_codes, -1)
     return (column_codes, row_codes) if is_transposed else (row_codes, column_codes)
 

@@ -250,13 +250,13 @@ class TokenTracer:
 
     # --- attention calls
 
-    def passed(self, attention: Attention, slot: int, arrangement: Arrangement) -> None:
-        """Note that a slot holds the result of an attention call, so that its tokens lie behind that call.
+    def passed(self, attention: Attention, slot: int, kind: str) -> None:
+        """Note that a slot holds the result of an attention call of this kind, so that its tokens lie behind that call.
 
         The result of learned queries has no location; it counts as learned.
         """
         self._passed += 1
-        node, kind = self._tape.nodes[slot], arrangement.kind
+        node = self._tape.nodes[slot]
         places: Places | None = self.shadows.of(node)
         assert places is not None  # noqa: S101 - it was just made
         if attention.answers_at_keys:
@@ -267,8 +267,6 @@ class TokenTracer:
         behind = (self._passed, attention.layer, attention.call)
         if places is not None and places.placed:
             places = self._with_images(places, attention)
-            if arrangement.query_index is not None:
-                places = self._in_windows(places, attention, arrangement)
             # samples that are recorded count as values of their queries, and lie as far away as the queries do
             drift = self.places(attention.operands[0].slot).drift if kind == "sampled" else places.drift
             self.shadows.put(node, places.after(behind)._replace(drift=drift))
@@ -287,18 +285,6 @@ class TokenTracer:
         if bool((image < 0).any()) or places.codes.shape[:-2] != attention.lead:
             return places
         return places._replace(codes=self.planes.given(places.codes, image))
-
-    def _in_windows(self, places: Places, attention: Attention, arrangement: Arrangement) -> Places:
-        """Tell the results of a token apart that lies nowhere, such as a class token, and has asked in several windows."""
-        block = arrangement.block_of_group
-        if block is None or all(plane.grid for plane in self.planes.of(places.codes)):
-            return places
-        groups, rows = len(block), attention.rows
-        axes = None if attention.fused else attention.operands[0].axes
-        block = block.view(*attention.lead, 1, 1).expand(*attention.lead, rows, places.codes.numel() // (groups * rows))
-        block = block if axes is None else axes.result(block)
-        told = self.planes.told_apart(places.codes.reshape(-1, 1), block.flatten(), int(block.max()) + 1)
-        return places._replace(codes=told.view(places.shape))
 
     def _asks_from_nowhere(self, attention: Attention) -> bool:
         """Check whether the queries of a located call lie nowhere in the image, as object queries and words do."""

@@ -21,7 +21,7 @@ from visattn.core.capturing.trace.tracer import Tracer
 _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
 PRODUCT = frozenset({"matmul", "__matmul__", "bmm", "mm"})
 _SCALING = frozenset({"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "__truediv__", "__itruediv__"})
-_POSITIVE = words("exp exp2 sigmoid softplus")
+_POSITIVE = words("exp exp2 sigmoid")
 # operations that may lie between: dropout, casts, views, mixing of heads, gates
 BETWEEN = _SCALING | words("""
     dropout to float half bfloat16 double type type_as contiguous clone detach nan_to_num where masked_fill

@@ -280,7 +280,7 @@ class _Meeting:
         left_image, right_image = (self._planes.images_of(places.codes) for places in (left, right))
         if bool(((left_image != right_image) & (left_image >= 0) & (right_image >= 0)).any()):
             return None
-        queries, keys = (left, right) if left_axes < right_axes else (right, left)
+        queries, keys = (left, right) if left_axes[-1] < right_axes[-1] else (right, left)
         mixture, crossed = left.mixture or right.mixture, left.crossed or right.crossed
         return queries._replace(columns=keys.codes, one_stream=left.stream == right.stream, mixture=mixture, crossed=crossed)
 

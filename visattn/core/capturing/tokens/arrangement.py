@@ -67,15 +67,6 @@ class Arrangement:
         blocks_come_first = torch.equal(self.order, in_turn.view(images, blocks, heads).transpose(1, 2))
         return True if blocks_come_first else None
 
-    @property
-    def block_of_group(self) -> Tensor | None:
-        """Index of the block of each group in the flattened lead; None if there is one block."""
-        if self.order is None or self.order.shape[2] == 1:
-            return None
-        block = torch.empty(self.order.numel(), dtype=torch.int64, device=self.order.device)
-        block[self.order] = torch.arange(self.order.shape[2], device=block.device)
-        return block
-
     def take(self, tensor: Tensor) -> Tensor:
         """Rearrange an operand to `(B, heads, tokens, d)`, or to `(B, heads, blocks, tokens, d)` if there are indices."""
         if self.order is None:

@@ -187,8 +187,7 @@ class Planes:
     def apart(self, codes: Tensor, rows: int) -> Tensor:
         """Return codes of one image in which each occurrence of a token that lies nowhere, as a class token, is a token of its own.
 
-        Models that run on tiles or frames apart have a class token in each; some repeat a learned token at the end of each line. A token
-        that several blocks read, and that asks in one of them at most, is one token, as in windows with global tokens.
+        Models that run on tiles or frames apart have a class token in each; some repeat a learned token at the end of each line.
 
         Args:
             codes: Position codes `(blocks, queries + keys)`.
@@ -201,8 +200,6 @@ class Planes:
             occurrence = torch.cat([_occurrence(codes[:, :rows]), _occurrence(codes[:, rows:])], 1)
             times = int(occurrence[belongs].max()) + 1
             is_in_several_blocks = int(belongs.any(1).sum()) > 1
-            if is_in_several_blocks and "#" in plane.name:  # the codes of other sets are numbered for each call anew
-                is_in_several_blocks = _asks_twice(codes[:, :rows], belongs[:, :rows])
             if times == 1 and not is_in_several_blocks:
                 continue
             blocks = len(codes) if is_in_several_blocks else 1
@@ -210,24 +207,6 @@ class Planes:
             new_plane = self.set_of(plane.name, plane.count * times * blocks)
             new_number = ((codes - plane.base) * blocks + block) * times + occurrence
             codes = torch.where(belongs, new_plane.base + new_number, codes)
-        return codes
-
-    def told_apart(self, codes: Tensor, block: Tensor, blocks: int) -> Tensor:
-        """Return position codes of the results of queries, in which a token of a set that has asked in several blocks is one in each.
-
-        Args:
-            codes: Position codes `(groups, queries)`, one group for each image, head and block.
-            block: Index of the block of each group, `(groups,)`.
-            blocks: Number of blocks.
-        """
-        for plane in self.of(codes):
-            belongs = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
-            if plane.grid or not bool(belongs.any()) or not _asks_twice(codes, belongs, block):
-                continue
-            image, number = self.split(codes, plane)
-            new_plane = self.set_of(plane.name, plane.count * blocks)
-            new_codes = new_plane.base + image * new_plane.count + number * blocks + block[:, None]
-            codes = torch.where(belongs, new_codes, codes).to(torch.int32)
         return codes
 
     def codes(self, plane: Plane) -> Tensor:
@@ -441,13 +420,6 @@ def _occurrence(codes: Tensor) -> Tensor:
     is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     rank_of_first = rank.where(is_first, 0).cummax(1).values if codes.shape[1] else rank
     return torch.zeros_like(rank).scatter(1, order, rank - rank_of_first)
-
-
-def _asks_twice(codes: Tensor, belongs: Tensor, block: Tensor | None = None) -> bool:
-    """Check whether one of the chosen codes, `(groups, queries)`, is in several blocks; each group is a block if none are given."""
-    block = torch.arange(len(codes), device=codes.device) if block is None else block
-    met = torch.stack([codes[belongs].long(), block[:, None].expand(codes.shape)[belongs]])
-    return len(torch.unique(met, dim=1)[0]) > len(torch.unique(met[0]))
 
 
 def _without_repeats(codes: Tensor, dim: int) -> Tensor:
