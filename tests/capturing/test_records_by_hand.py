@@ -29,6 +29,8 @@ SELF, SOURCE = Arrangement("self", GRID, GRID), Source(WEIGHTS, lambda gradient:
 class Called:
     """Attention call that notes what is asked of it."""
 
+    rows = columns = 4
+
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
 
@@ -56,7 +58,7 @@ def session(*, layers: str = "*", values: bool = False, gradients: bool = False,
 
 
 def attention(layer: str = "attn", *, doubtful: bool = False) -> Any:
-    return SimpleNamespace(layer=layer, call=3, doubtful=doubtful)
+    return SimpleNamespace(layer=layer, call=3, doubtful=doubtful, fused=True)
 
 
 def forward(located: Any = (SELF, ("before", 1)), **facts: Any) -> Any:

@@ -344,6 +344,8 @@ def _codes_of_axes(
     Raises:
         Unplaced: If the weights of a row do not share a query, or those of a column a key; or if some codes are unknown.
     """
+    if row_codes is not None and same_along(row_codes, -2) and same_along(column_codes, -1) and not same_along(row_codes, -1):
+        raise Unplaced("its rows are the keys of its scores, and its columns the queries")
     keys_differ = bool((column_codes != column_codes[..., :1, :]).any())
     if keys_differ or (row_codes is not None and bool((row_codes != row_codes[..., :1]).any())):
         raise Unplaced("its weights mix several pairs of tokens")
@@ -363,6 +365,8 @@ def _codes_of_pairs(follower: TokenTracer, places: Places) -> tuple[Tensor, Tens
         # a product with tokens that lie nowhere: their codes are the other ones
         image_along_columns = bool((row_codes == row_codes[..., :1, :]).all())
         return (other_codes, row_codes) if image_along_columns else (row_codes, other_codes)
+    if same_along(row_codes, -1) or follower.planes.on_grid(column_codes):
+        return row_codes, column_codes
     is_transposed = same_along(row_codes, -2) and same_along(column_codes, -1)
     return (column_codes, row_codes) if is_transposed else (row_codes, column_codes)
 
