@@ -205,6 +205,7 @@ def test_heads_stats_reports_skipped_layers_and_random_weights(run: Run, photo: 
             ("--steps", "--head", "0", "--shared-scale"),
             "--steps draws quantities of different units. Leave --mass and --shared-scale",
         ),
+        (("--find", "hue", "--steps"), "--steps has no effect with --find"),
         (("--method", "gates", "--steps"), "--steps applies to attention heads only. Leave it out with --method gates."),
         (
             ("--matrix", "--layer", "0", "--head", "0", "--no-marks"),

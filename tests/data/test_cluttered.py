@@ -66,18 +66,34 @@ def test_an_image_depends_on_seed_and_index_alone(items: ArrayDataset) -> None:
     assert (one.channels, one.size, len(one), one.name(7)) == (1, (SIDE, SIDE), COUNT, "a 7")
 
 
-def test_turned_items_are_rotated_by_random_angles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turned_items_are_rotated_by_angles_up_to_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn.data.labeled.cluttered.PIECES", 0)
     pixels = np.zeros((40, 28, 28), np.uint8)
     pixels[:, 4:24, 13:15] = 200  # upright bars
     bars = ArrayDataset(pixels, np.arange(40) % 2, ("a", "b"), "bars")
-    plain, turned = Cluttered(bars, 1, "bars"), Cluttered(bars, 1, "bars", 60.0)
-    angles = []
-    for index in range(40):
-        image = np.asarray(turned[index][0]).astype(float)
-        assert turned[index][1] == plain[index][1]
-        rows, columns = np.nonzero(image > 100)
-        covariance = np.cov(np.stack([rows, columns]))
-        angles.append(np.degrees(np.arctan2(*np.linalg.eigh(covariance)[1][::-1, 1])))
-    assert turned.fingerprint() != plain.fingerprint()
-    assert len({round(float(angle)) for angle in angles}) > 20
-    assert np.asarray(turned[3][0]).tobytes() == np.asarray(turned[3][0]).tobytes()
+    plain = Cluttered(bars, 1, "bars")
+    for most in (60.0, 20.0):
+        turned = Cluttered(bars, 1, "bars", most)
+        angles = []
+        for index in range(40):
+            image, label = turned[index]
+            assert label == plain[index][1]
+            rows, columns = np.nonzero(np.asarray(image) > 100)
+            axes, _, _ = np.linalg.svd(np.stack([columns - columns.mean(), rows - rows.mean()]), full_matrices=False)
+            right, down = axes[:, 0]
+            angles.append(np.degrees(np.arctan2(right, down)))
+        upright = (np.array(angles) + 90) % 180 - 90  # an axis has no direction
+        assert upright.min() < -0.7 * most
+        assert upright.max() > 0.7 * most
+        assert np.abs(upright).max() < most + 3  # of a bar of few pixels
+        assert turned.fingerprint() != plain.fingerprint()
+
+
+def test_items_that_are_not_turned_stay_upright(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn.data.labeled.cluttered.PIECES", 0)
+    pixels = np.zeros((5, 28, 28), np.uint8)
+    pixels[:, 4:24, 13:15] = 200
+    bars = ArrayDataset(pixels, np.arange(5) % 2, ("a", "b"), "bars")
+    for index in range(5):
+        rows, columns = np.nonzero(np.asarray(Cluttered(bars, 1, "bars")[index][0]))
+        assert (np.ptp(rows), np.ptp(columns)) == (19, 1)

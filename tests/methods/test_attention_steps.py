@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import timm
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import visattn
 from tests.nn.test_captured import built
@@ -78,16 +79,86 @@ def test_windows_and_biases_take_part(name: str) -> None:
         assert found.map.values[1].isfinite().all()
 
 
+class PaddedWindows(nn.Module):
+    """Windows of 2 x 2 of 3 x 3 tokens: padding takes part in them, as in the image encoder of SAM, unless a mask hides it."""
+
+    def __init__(self, *, masked: bool = False) -> None:
+        super().__init__()
+        self.embed, self.qkv = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 24)
+        self.masked = masked
+        self.weights: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = F.pad(self.embed(x), (0, 1, 0, 1))  # (B, 8, 4, 4)
+        windows = tokens.view(len(x), 8, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(4 * len(x), 1, 4, 8)
+        query, key, value = self.qkv(windows).chunk(3, -1)
+        mask = torch.zeros(4, 1, 4, 4)
+        if self.masked:
+            mask[3, :, 0] = -torch.inf  # the last window has one token, which sees nothing
+        self.weights = (query @ key.mT * 0.5 + mask).softmax(-1).nan_to_num(0)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.5)
+        return out.mean((1, 2))
+
+
+def recorded(model: nn.Module) -> visattn.Recording:
+    with torch.no_grad(), visattn.capture(model, values=True) as recording:
+        model(torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0)))
+    return recording
+
+
+def test_padding_takes_its_part_of_the_weights() -> None:
+    torch.manual_seed(0)
+    model = PaddedWindows().eval()
+    found = attention_steps(recorded(model), query="patch:0,2")
+    row = model.weights[1, 0, 0].tolist()  # patches (0, 2) and (1, 2) are the first column of the second window
+    expected = [row[0] if at == 2 else row[2] if at == 5 else 0.0 for at in range(9)]
+    assert found.weights.tolist() == pytest.approx(expected, abs=1e-6)
+    assert found.padding == pytest.approx(row[1] + row[3], abs=1e-6)
+    assert found.hidden == 7
+    assert found.facts[2:] == (
+        "7 keys that the query cannot see are drawn with the lowest dot product and score of the others",
+        f"{found.padding:.3g} of the query's weight lies on padding",
+    )
+    entropies = []
+    for window, real in enumerate([(0, 1, 2, 3), (0, 2), (0, 1), (0,)]):
+        for token in real:
+            weights = model.weights[window, 0, token].tolist()
+            seen_keys = [weights[key] for key in real] + [1 - sum(weights[key] for key in real)]
+            entropies.append(-sum(w * math.log(w) for w in seen_keys if w > 0))
+    assert found.entropies[1] == pytest.approx(sum(entropies) / 9, abs=1e-5)
+
+
+def test_a_query_that_sees_nothing_has_no_weights() -> None:
+    torch.manual_seed(0)
+    found = attention_steps(recorded(PaddedWindows(masked=True).eval()), query="patch:2,2")
+    assert found.hidden == 9
+    assert found.weights.tolist() == [0] * 9
+    assert found.map.values.abs().sum() == 0
+    assert math.isfinite(found.entropies[1])
+    assert found.padding == 0
+
+
+def test_a_model_that_scales_its_queries_itself_is_told() -> None:
+    class Scaled(PaddedWindows):
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.qkv(self.embed(x).flatten(2).mT)[:, None].chunk(3, -1)
+            return F.scaled_dot_product_attention(query * 8**-0.5, key, value, scale=1.0).mean((1, 2))
+
+    facts = attention_steps(recorded(Scaled().eval()), query="patch:1,1").facts
+    assert facts[0].endswith("of the dot products (width 8); a scale would be part of the queries")
+    assert "without the scale" not in facts[1]
+
+
 def test_the_scale_of_independent_entries_gives_scores_of_variance_one() -> None:
     class Alone(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Conv2d(3, 3 * 256, 4, 4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             query, key, value = self.embed(x).flatten(2).mT[:, None].chunk(3, -1)
             noise = torch.randn(2, 1, 1, query.shape[2], 256, generator=torch.Generator().manual_seed(0))
-            out = nn.functional.scaled_dot_product_attention(query * 0 + noise[0], key * 0 + noise[1], value)
+            out = F.scaled_dot_product_attention(query * 0 + noise[0], key * 0 + noise[1], value)
             return out.mean((1, 2))
 
     model = Alone().eval()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import timm
 import torch
@@ -55,6 +58,14 @@ class Small(nn.Module):
             t = t + self.table * x.mean()
         elif self.way == "one vector":
             t = t + self.table[:, :1]
+        elif self.way == "rows":
+            t = t + self.rows.repeat_interleave(6, 0)
+        elif self.way == "two tables":
+            t = t + self.table + self.places(order)
+        elif self.way == "table and rows":
+            t = t + self.table + self.rows.repeat_interleave(6, 0)
+        elif self.way == "rows and columns":
+            t = (t.unflatten(1, (4, 6)) + self.rows[:, None] + self.columns).flatten(1, 2)
         query, key, value = self.qkv(t)[:, None].chunk(3, -1)
         return nn.functional.scaled_dot_product_attention(query, key, value).mean((1, 2))
 
@@ -68,10 +79,11 @@ class Small(nn.Module):
                 nn.functional.interpolate(self.table[0, :6].mT.reshape(1, 8, 2, 3), size=(4, 6), mode="bilinear")[0].flatten(1).mT
             ),
             "moved": lambda: self.table[0].flip(0),
+            "rows": lambda: torch.stack([self.rows[i] for i in range(4) for _ in range(6)]),
         }[self.way]()
 
 
-@pytest.mark.parametrize("way", ["parameter", "in place", "axes", "embedding", "resized", "moved"])
+@pytest.mark.parametrize("way", ["parameter", "in place", "axes", "embedding", "resized", "moved", "rows"])
 def test_the_row_of_each_patch_is_found_however_the_table_is_made(way: str) -> None:
     model = Small(way)
     for _ in range(2):  # traced, and on the tape that is known
@@ -86,11 +98,11 @@ def test_the_row_of_each_patch_is_found_however_the_table_is_made(way: str) -> N
     assert methods.positions(recording).facts.query == "patch:2,3"
 
 
-@pytest.mark.parametrize("way", ["none", "by the image", "one vector"])
-def test_what_is_no_table_of_positions_is_refused(way: str) -> None:
+@pytest.mark.parametrize("way", ["none", "by the image", "one vector", "two tables", "table and rows", "rows and columns"])
+def test_what_is_no_single_table_of_positions_is_refused(way: str) -> None:
     feature, recording = table_of(Small(way), (16, 24))
     assert feature is None
-    with pytest.raises(OptionError, match="no table of positions, with a row for each token, was found"):
+    with pytest.raises(OptionError, match="no single table of positions, with a row for each token, was found"):
         methods.positions(recording)
 
 
@@ -124,7 +136,7 @@ def test_explain_draws_the_similarity_and_refuses_models_without_a_table() -> No
     found = visattn.explain(timm.create_model("vit_tiny_patch16_224").eval(), photo, method="positions", query="patch:3,4")
     assert float(found.map.values.max()) == pytest.approx(1)
     assert float(found.map.values[3, 4]) == pytest.approx(1)
-    with pytest.raises(OptionError, match="no table of positions"):
+    with pytest.raises(OptionError, match="no single table of positions"):
         visattn.explain(timm.create_model("resnet18").eval(), photo, method="positions")
 
 
@@ -142,8 +154,22 @@ def test_positions_are_drawn_where_their_patches_lie() -> None:
     for row in range(2):
         for column in range(3):
             alike[row, column, row, column] = 1
-    page = position_page(alike.numpy())
-    assert page.width > 3 * 96
+    page = np.asarray(position_page(alike.numpy()))
+    _, _, blobs, centers = cv2.connectedComponentsWithStats(
+        (page == (253, 231, 37)).all(-1).astype(np.uint8)
+    )  # the end of viridis
+    patches = sorted((y, x) for (x, y), blob in zip(centers, blobs, strict=True) if tuple(blob[2:4]) == (32, 32))
+    across = np.array(patches).reshape(2, 3, 2)
+    panel, patch, gap = np.array([64, 96]), 32, 32  # each next patch lies in the next panel, and one patch further in it
+    for steps, axis in ((np.diff(across[..., 1], axis=1), 1), (np.diff(across[..., 0], axis=0), 0)):
+        assert ((steps >= panel[axis] + patch) & (steps < panel[axis] + patch + gap)).all()
+
+
+def test_kernels_keep_their_shape() -> None:
+    wide = -torch.ones(1, 2, 2, 4).numpy()
+    page = np.asarray(kernel_page(wide))
+    _, _, blobs, _ = cv2.connectedComponentsWithStats((page != 255).any(-1).astype(np.uint8))
+    assert (56, 28) in {tuple(blob[2:4]) for blob in blobs}
 
 
 def test_the_command_draws_kernels_and_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,11 +187,24 @@ def test_the_command_draws_kernels_and_positions(tmp_path: Path, capsys: pytest.
         main(words)
     assert again.value.code != 0
     assert "exists" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as twice:
+        main([*words[:4], "--kernels", str(tmp_path / "one.png"), "--positions", str(tmp_path / "one.png")])
+    assert twice.value.code != 0
+    assert "one.png" in capsys.readouterr().err
+    photo = tmp_path / "photo.png"
+    visattn.load_image(visattn.data.photo_path("coffee")).save(photo)
+    before = photo.read_bytes()
+    with pytest.raises(SystemExit) as onto:
+        main(["inspect", "visattn_vit_c", str(photo), "--weights", "none", "--kernels", str(photo), "--overwrite"])
+    assert onto.value.code != 0
+    assert photo.read_bytes() == before
     rotary = tmp_path / "rotary.png"
     with pytest.raises(SystemExit) as drawn:
         main(["inspect", "swin_tiny_patch4_window7_224", "--weights", "none", "--positions", str(rotary)])
     assert drawn.value.code == 0
-    assert Image.open(rotary).width > 150
+    stored = json.loads(Image.open(rotary).info["visattn"])
+    assert stored["method"] == "attention"
+    assert any("all pixels are 0" in note for note in stored["notes"])
 
 
 def test_models_without_a_first_convolution_have_no_kernels() -> None:

@@ -131,12 +131,13 @@ def heads_command(
     from visattn.core.pipeline.question import ask
 
     layer = "all" if kind in ("grid", "layers") else _number(options["layer"])
-    question = None if kind in ("stats", "matrix") and not gated else ask("gates")
+    question = ask("gates") if gated else None
     if kind in ("heads", "grid", "layers"):
         question = ask("attention", {"layer": layer, "query": options["query"]})
-    if kind == "steps":
-        question = ask("norm_attention", {"layer": layer, "query": options["query"]})  # it reads the values, too
-    prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, question)
+    if is_study(image):
+        prepared, recording = _of_study(image)
+    else:
+        prepared, recording = _of_model(image, options, question, values=kind == "steps")
     if gated or kind in ("stats", "matrix", "steps"):
         source = image_facts(prepared.photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
@@ -150,35 +151,27 @@ def heads_command(
         describe(quiet, seen)
         _print_stats(rows, output, as_json)
         return
+    lines: tuple[str, ...] = ()
     if gated:
         page = _gates(recording, prepared, options)
-        written = write_whole(target, to_png(page))
-        result(as_json, [(written, page.provenance)])
-        describe(quiet, seen)
-        return
-    if kind == "matrix":
+    elif kind == "matrix":
         page = _matrix(recording, _number(options["layer"]), options["head"])
-        written = write_whole(target, to_png(page))
-        result(as_json, [(written, page.provenance)])
-        describe(quiet, page.provenance)
-        return
-    if kind == "steps":
+    elif kind == "steps":
         page, lines = _steps(recording, prepared, options)
-        written = write_whole(target, to_png(page))
-        result(as_json, [(written, page.provenance)])
-        describe(quiet, page.provenance)
-        note(quiet, *lines)
-        return
-    assert question is not None  # noqa: S101 - statistics, matrices and steps have none
-    page = _page(answer(recording, prepared, question), kind, options)
+    else:
+        assert question is not None  # noqa: S101 - only statistics, matrices and steps have none
+        page = _page(answer(recording, prepared, question), kind, options)
     written = write_whole(target, to_png(page))
     result(as_json, [(written, page.provenance)])
-    describe(quiet, page.provenance)
+    describe(quiet, seen if gated else page.provenance)
+    note(quiet, *lines)
 
 
 def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
     """Print the heads that attend by a property, or write them as CSV."""
-    refuse_beside("--find", ("method", "layer", "head", "query", "by_layer", "matrix", "stats", "mass", "shared_scale", "panel"))
+    refuse_beside(
+        "--find", ("method", "layer", "head", "query", "by_layer", "matrix", "steps", "stats", "mass", "shared_scale", "panel")
+    )
     refuse_beside("--find", tuple(style_of(options)))
     if options["masks"] and options["find"] != "object":
         refuse_beside(f"--find {options['find']}", ("masks",))
@@ -205,7 +198,7 @@ def _of_study(image: Path) -> tuple[Any, Any]:
     return view.prepared, view.recording
 
 
-def _of_model(image: Path, options: dict[str, Any], question: Any) -> tuple[Any, Any]:  # noqa: ANN401 - a Question or None
+def _of_model(image: Path, options: dict[str, Any], question: Any, *, values: bool) -> tuple[Any, Any]:  # noqa: ANN401 - a Question or None
     """Run the model on the photo; return the prepared photo, and a recording of what the question needs, or of all attention."""
     from visattn.core.families import provenance_of
     from visattn.core.images.sources import load_image
@@ -217,7 +210,7 @@ def _of_model(image: Path, options: dict[str, Any], question: Any) -> tuple[Any,
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, **preparing(options))
     try:
-        (recording,) = looked(model, [prepared], question, seed=options["seed"])
+        (recording,) = looked(model, [prepared], question, seed=options["seed"], values=values)
     except NoAttentionCaptured as nothing:
         fix = "visattn overlay draws the evidence of a model without attention, and --method gates its gates"
         raise NoAttentionCaptured(f"{provenance_of(model).model} has no attention, so no heads; {fix}.") from nothing
@@ -231,7 +224,7 @@ def _chosen(options: Mapping[str, Any]) -> list[str]:
 
 
 def _kind(options: dict[str, Any]) -> str:
-    """Return the kind of figure for attention: `heads`, `grid`, `layers`, `matrix` or `stats`."""
+    """Return the kind of figure for attention: `heads`, `grid`, `layers`, `matrix`, `steps` or `stats`."""
     chosen = [name for name in ("by-layer", "matrix", "steps", "stats") if options[name.replace("-", "_")]]
     if len(chosen) > 1:
         raise OptionError(f"--{chosen[0]} and --{chosen[1]} cannot be combined. Choose one.")
@@ -262,7 +255,9 @@ def _check_head(head: str, kind: str) -> None:
         raise OptionError(f"--head must be all, mean or the index of one head, got {printable(head)}.")
     if head != "all" and kind in ("heads", "grid"):
         over = "--fusion mean" if head == "mean" else f"--head {head}"
-        raise OptionError(f"--head {head} needs --by-layer or --matrix. To draw it over the photo: visattn overlay IMAGE {over}.")
+        raise OptionError(
+            f"--head {head} needs --by-layer, --matrix or --steps. To draw it over the photo: visattn overlay IMAGE {over}."
+        )
 
 
 def _kind_of_gates(options: dict[str, Any]) -> str:

@@ -13,10 +13,10 @@ import click
 from visattn._support.checks import printable
 from visattn._support.reprs import in_pixels
 from visattn._support.tables import to_json, to_text
-from visattn._support.whole_files import check_output, check_png, write_whole
+from visattn._support.whole_files import check_outputs, check_png, write_whole
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.shared_options import Size, talk_options
-from visattn.core.command_line.talk import result
+from visattn.core.command_line.talk import describe, result
 
 if TYPE_CHECKING:
     from visattn.core.methods import Method
@@ -83,9 +83,10 @@ def inspect_command(
     from visattn.errors import NoAttentionCaptured
 
     pictures = {"kernels": kernels, "positions": positions}
-    for target in filter(None, pictures.values()):
+    targets = list(filter(None, pictures.values()))
+    for target in targets:
         check_png(target)
-        check_output(target, overwrite=overwrite)
+    check_outputs(targets, overwrite=overwrite, inputs=[Path(photo)] if photo else [])
     image = None if photo is None else load_image(photo)
     usual = "auto" if photo is not None or any(pictures.values()) or brings_weights(model) else "none"
     net = unwrapped(load_model(model, weights=weights or usual, img_size=img_size))
@@ -97,7 +98,7 @@ def inspect_command(
         prepared = prepare(image, net, img_size=img_size)
     prepared = with_words(net, prepared)
     if any(pictures.values()):
-        _draw(net, prepared, pictures, as_json)
+        _draw(net, prepared, pictures, as_json, quiet)
         return
     known = last_map(net, prepared)
     output: Any = None
@@ -173,21 +174,23 @@ def inspect_command(
     click.echo(to_text(examples).rstrip())
 
 
-def _draw(net: Any, prepared: Any, targets: Mapping[str, Path | None], as_json: bool) -> None:  # noqa: ANN401
+def _draw(net: Any, prepared: Any, targets: Mapping[str, Path | None], as_json: bool, quiet: bool) -> None:  # noqa: ANN401
     """Draw the figures that were asked for, and print their paths."""
     from visattn._support.modes import evaluating
-    from visattn.core.drawing.pictures import carrying, to_png
+    from visattn.core.drawing.pictures import to_png
     from visattn.core.families import provenance_of
     from visattn.core.pipeline.learned_pictures import kernels_picture, positions_picture
 
-    made, written = provenance_of(net), []
+    title, written = provenance_of(net).title, []
     for name, draw in (("kernels", kernels_picture), ("positions", positions_picture)):
         target = targets[name]
         if target is not None:
             with evaluating(net):
-                page = carrying(draw(net, prepared, made.title), made.but(method=name))
+                page = draw(net, prepared, title)
             written.append((write_whole(target, to_png(page)), page.provenance))
     result(as_json, written)
+    for _, made in written:
+        describe(quiet, made)
 
 
 def _applies(method: Method, recording: Recording, classifier: bool) -> str:

@@ -32,6 +32,7 @@ def kernel_page(kernels: NDArray[np.float32], *, title: str = "", notes: Sequenc
     shown = min(len(kernels), _MOST)
     rows = _rows([_tile(kernel) for kernel in kernels[:shown]])
     lines = [*notes, f"the first {shown} of {len(kernels)} kernels, each on its own scale; gray is zero"]
+    lines += [] if kernels.shape[1] == 3 else [f"each pixel: the mean over {kernels.shape[1]} channels"]
     flat = kernels.reshape(len(kernels), -1).astype(np.float64)
     if len(kernels) > _COMPONENTS and flat.shape[1] > _COMPONENTS:
         _, singular, components = np.linalg.svd(flat - flat.mean(0), full_matrices=False)
@@ -75,4 +76,6 @@ def _tile(kernel: NDArray[np.floating]) -> Image.Image:
     channels = kernel if len(kernel) == 3 else np.repeat(kernel.mean(0, keepdims=True), 3, 0)
     most = max(float(np.abs(channels).max()), 1e-12)
     pixels = ((channels / most + 1) / 2 * 255).round().astype(np.uint8).transpose(1, 2, 0)
-    return Image.fromarray(np.ascontiguousarray(pixels)).resize((_TILE, _TILE), Image.Resampling.NEAREST)
+    height, width = pixels.shape[:2]
+    size = (round(_TILE * width / max(height, width)), round(_TILE * height / max(height, width)))
+    return Image.fromarray(np.ascontiguousarray(pixels)).resize(size, Image.Resampling.NEAREST)

@@ -70,7 +70,9 @@ def explained(
 
 
 @in_own_modes
-def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | None = None, *, seed: int = 0) -> list[Recording]:
+def looked(
+    model: nn.Module, prepared: Sequence[Prepared], question: Question | None = None, *, seed: int = 0, values: bool = False
+) -> list[Recording]:
     """Record preprocessed photos, those of one size with one pass if it gives each what it gets alone.
 
     Args:
@@ -78,20 +80,21 @@ def looked(model: nn.Module, prepared: Sequence[Prepared], question: Question | 
         prepared: The photos, each prepared alone.
         question: Question whose method decides what is recorded; None: all attention, and the last features.
         seed: Seed of what the model draws in its forward pass.
+        values: Whether to record values too, if there is no question.
 
     Returns:
         The recording of each, in order.
     """
 
     def run(some: Sequence[Prepared]) -> list[Recording]:
-        recordings = together.recorded_together(model, some, question) if len(some) > 1 else None
-        return recordings or [_recorded_alone(model, one, question) for one in some]
+        recordings = together.recorded_together(model, some, question) if len(some) > 1 and not values else None
+        return recordings or [_recorded_alone(model, one, question, values) for one in some]
 
     return by_size(run, [replace(photo, seed=seed) for photo in prepared])
 
 
-def _recorded_alone(model: nn.Module, prepared: Prepared, question: Question | None) -> Recording:
-    passed = one_pass(model, prepared) if question is None else recorded(model, prepared, question)[1]
+def _recorded_alone(model: nn.Module, prepared: Prepared, question: Question | None, values: bool) -> Recording:
+    passed = one_pass(model, prepared, values=values) if question is None else recorded(model, prepared, question)[1]
     return passed.recording.image(0)
 
 

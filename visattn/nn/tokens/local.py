@@ -132,8 +132,8 @@ class LocalPredictive(nn.Module):
         check_value(scores, value)
         check_mask(mask, scores.shape)
         away = _places(grid, scores) - centers[:, :, None]  # (B, T, N, axes)
-        _publish(self, value, centers, grid)
         if self.truncate:
+            _publish(self, value, centers, grid)
             near = (away.abs() <= self.radius).all(-1)  # (B, T, N)
             mask = near if mask is None else near & mask
         closeness = away.square().sum(-1) * (-2 / self.radius**2)  # log of the Gaussian, (B, T, N)

@@ -34,8 +34,8 @@ class Positions(NamedTuple):
 def positions_of(tape: Tape) -> Positions | None:
     """Return the table with a row for each token that is added to tokens of the image before the first attention, which reads the sum.
 
-    The table may be a parameter or buffer of the model, or computed from these alone, as by resizing. Return None if there is none, or if
-    there are several. The tape is traced once more, up to the first attention.
+    The table may be a parameter or buffer of the model, or computed from these alone, as by resizing; it may be shared along an axis of the
+    grid. Return None if there is none, or if there are several. The tape is traced once more, up to the first attention.
     """
     follower, tables = TokenTracer(tape), dict[int, Positions]()
     for entry in tape.entries:
@@ -94,8 +94,8 @@ def _table(tape: Tape, slot: int, shape: torch.Size) -> tuple[str, Tensor] | Non
     homes = [home for home, _ in repeats.used]
     sources = {slot: outside.name for slot, outside in tape.outside.items() if outside.home in homes}
     overwritten = {before for entry in tape.entries for before in (*entry.before, *(old for old, _ in entry.rewritten))}
-    if table.numel() not in (shape[1:].numel(), shape.numel()) or not sources or overwritten & sources.keys():
+    if not sources or overwritten & sources.keys():
         return None
-    of_images = table.reshape(-1, *shape[1:])
+    of_images = table.broadcast_to(shape)
     name = next(iter(sources.values()))
     return (name, of_images[:1]) if torch.equal(of_images, of_images[:1].expand_as(of_images)) else None

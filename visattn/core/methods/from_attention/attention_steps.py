@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from visattn._support.language import option
+from visattn._support.language import option, worded
 from visattn._support.modes import in_own_modes
 from visattn._support.reprs import brief
 from visattn.core.maps import AttentionMap, MapFacts
@@ -31,17 +32,22 @@ class AttentionSteps:
 
     Attributes:
         map: Values on the grid, with the axis `step`: `q . k`; the score `scale q . k + bias`; the weight, its softmax; and
-            `weight (v . o) / |o|`, what each key adds to the length of the output `o`. Keys that a mask hides have the lowest score of the
-            others.
+            `weight (v . o) / |o|`, what each key adds to the length of the output `o`. Keys that the query cannot see, behind a mask or in
+            another window, have the lowest dot product and score of the others.
         weights: Weights of all keys, those before the grid first, `(K,)`.
-        variances: Variance of the dot products, and of the same times the scale, over all pairs of the head that no mask hides.
-        entropies: Entropy of the weights in nats, the mean over all queries of the head: without the scale, and with it.
+        hidden: Number of keys that the query cannot see.
+        padding: Weight of the query on padding, which is no key of the image.
+        variances: Variance of the dot products, and of the same times the scale, over all pairs of the head that see each other.
+        entropies: Entropy of the weights in nats, the mean over the queries of the head that see a key: without the scale, and with it.
+            Padding counts as one more key.
         width: Number of entries of a query, d.
         scale: Factor on the dot products.
     """
 
     map: AttentionMap
     weights: Tensor
+    hidden: int
+    padding: float
     variances: tuple[float, float]
     entropies: tuple[float, float]
     width: int
@@ -51,14 +57,26 @@ class AttentionSteps:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What the scale does in this head, as lines of text."""
+        """What the scale does in this head, and what the query does not see, as lines of text."""
         before, after = self.variances
         without, with_it = self.entropies
-        return (
+        lines = [
             f"variance over all pairs: {before:.3g} of the dot products, {after:.3g} of the scaled ones (scale {self.scale:.3g}, width "
             f"{self.width})",
             f"entropy of the weights, mean over all queries: {without:.3g} nats without the scale, {with_it:.3g} with it",
-        )
+        ]
+        if self.scale == 1:
+            lines = [
+                f"variance over all pairs: {before:.3g} of the dot products (width {self.width}); a scale would be part of the queries",
+                f"entropy of the weights, mean over all queries: {with_it:.3g} nats",
+            ]
+        if self.hidden:
+            lines.append(
+                f"{self.hidden} keys that the query cannot see are drawn with the lowest dot product and score of the others"
+            )
+        if self.padding > 0:
+            lines.append(f"{self.padding:.3g} of the query's weight lies on padding")
+        return tuple(lines)
 
 
 @in_own_modes
@@ -97,18 +115,19 @@ def attention_steps(
             f"{record.layer} writes its attention out, so the scale is part of its queries or scores. Choose a layer with fused attention."
         )
     if record.value is None:
-        raise OptionError("values were not kept. Use capture(model, values=True).")
+        fix = worded("Use capture(model, values=True).", "Pass the photo and --model; studies hold no values.")
+        raise OptionError(f"values were not kept. {fix}")
     number, chosen = _token(record, query, recording)
-    dots, scores = _scores(operator, head)
-    weights = scores.softmax(-1)
+    dots, scores = _pairs(operator, head)
+    exact = operator.to(torch.float64)
+    weights = exact.rows(torch.tensor([number]))[0, head, 0].cpu()
     index = operator.key_index
     value = (record.value if index is None else unblocked(record.value, index, len(record.keys)))[0, head].double().cpu()
-    output = weights[number] @ value
-    added = weights[number] * (value @ output) / torch.linalg.vector_norm(output).clamp_min(torch.finfo(output.dtype).tiny)
-    shown = scores[number]
-    seen = shown.isfinite()
-    shown = shown.where(seen, shown[seen].amin() if bool(seen.any()) else 0)
-    values = torch.stack([dots[number], shown, weights[number], added]).float()[None]
+    output = weights @ value
+    added = weights * (value @ output) / torch.linalg.vector_norm(output).clamp_min(torch.finfo(output.dtype).tiny)  # 0 if o is 0
+    is_seen = scores[number].isfinite()
+    shown = [row.where(is_seen, row[is_seen].amin() if bool(is_seen.any()) else 0) for row in (dots[number], scores[number])]
+    values = torch.stack([*shown, weights, added]).float()[None]
     found = to_map(
         recording,
         "attention",
@@ -122,11 +141,15 @@ def attention_steps(
         queries=record.queries,
     )
     variance = float(dots[scores.isfinite()].var(correction=0))
+    unscaled = copy.copy(exact)
+    unscaled.scale = 1.0
     return AttentionSteps(
         found.at(batch=0),
-        weights[number].float(),
+        weights.float(),
+        int((~is_seen).sum()),
+        float(exact.leaked()[0, head, number]),
         (variance, variance * operator.scale**2),
-        (_entropy(scores + dots * (1 - operator.scale)), _entropy(scores)),
+        (_mean_entropy(unscaled, head), _mean_entropy(exact, head)),
         operator.query.shape[-1],
         operator.scale,
     )
@@ -145,7 +168,7 @@ def _token(record: AttentionRecord, query: Query, recording: Recording) -> tuple
     return tokens[0], chosen
 
 
-def _scores(operator: SoftmaxOperator, head: int) -> tuple[Tensor, Tensor]:
+def _pairs(operator: SoftmaxOperator, head: int) -> tuple[Tensor, Tensor]:
     """Return the dot products and the scores of all pairs of one head, `(Q, K)` each, in float64; hidden pairs have the score -inf.
 
     In windows, pairs of different windows are hidden.
@@ -166,6 +189,12 @@ def _scores(operator: SoftmaxOperator, head: int) -> tuple[Tensor, Tensor]:
     return dots, scores
 
 
-def _entropy(scores: Tensor) -> float:
-    """Return the entropy of the softmax of each row in nats, the mean over rows."""
-    return float(torch.special.entr(scores.softmax(-1)).sum(-1).mean())
+def _mean_entropy(operator: SoftmaxOperator, head: int) -> float:
+    """Return the entropy of the weights in nats, the mean over the queries of a head that see a key; padding counts as one more key."""
+    leaked = operator.leaked()[0, head]
+    total, count = 0.0, 0
+    for tile in operator.tiles(scratch=True):
+        weights = torch.cat([tile.weights[0, head], leaked[tile.queries, None]], 1)
+        total += float(torch.special.entr(weights).sum())
+        count += int((weights.sum(1) > 0).sum())
+    return total / max(count, 1)

@@ -14,9 +14,10 @@ from visattn.core.records import Recording
 from visattn.errors import OptionError
 
 NO_POSITIONS = (
-    "no table of positions, with a row for each token, was found among what is added to the tokens before the first attention: the model "
-    "may rotate queries and keys, bias scores, or tell positions by convolutions. The command visattn inspect draws what these do."
+    "no single table of positions, with a row for each token, was found among what is added to the tokens before the first attention: the "
+    "model may add several, rotate queries and keys, bias scores, or tell positions by convolutions"
 )
+_REFUSED = f"{NO_POSITIONS}. The command visattn inspect MODEL --positions FILE draws what these do."
 
 
 @in_own_modes
@@ -40,7 +41,7 @@ def positions(recording: Recording, *, query: str = "auto") -> AttentionMap:
     """
     found = next((one for one in one_forward(recording).features if one.role == "positions"), None)
     if found is None or found.layout is None:
-        raise OptionError(NO_POSITIONS)
+        raise OptionError(_REFUSED)
     layout = found.layout
     rows, columns = layout.grid
     chosen = f"patch:{rows // 2},{columns // 2}" if query == "auto" else named(query, layout)
@@ -54,9 +55,9 @@ def positions(recording: Recording, *, query: str = "auto") -> AttentionMap:
 
 def refusal(recording: Recording) -> str | None:
     """Return why there are no position embeddings to compare, or None if there are."""
-    return None if any(feature.role == "positions" for feature in recording.features) else NO_POSITIONS
+    return None if any(feature.role == "positions" for feature in recording.features) else _REFUSED
 
 
 METHODS = {
-    "positions": Method(function=positions, needs=needs("positions"), accepts=refusal, lacking=NO_POSITIONS),
+    "positions": Method(function=positions, needs=needs("positions"), accepts=refusal, lacking=_REFUSED),
 }
