@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
+from visattn._support.opencv import cv2
 from visattn.captioning import Caption, Captioner, load_captioner, search
 from visattn.captioning.captioner_folders import load, save_captioner
 from visattn.core.geometry import Box
@@ -223,25 +224,32 @@ def test_chosen_cell_is_drawn_on_its_pixels() -> None:
         assert (values == values.max()).sum() == 64
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_gradients_of_words_are_those_of_finite_differences(attention: Attention) -> None:
+@pytest.mark.parametrize(
+    ("attention", "sampling"), [*((attention, None) for attention in ATTENTIONS), ("hard", "sample"), ("hard", "expected")]
+)
+def test_gradients_of_words_are_those_of_finite_differences(attention: Attention, sampling: str | None) -> None:
     captioner, (photo,) = tiny(attention), photos(1)
-    (caption,) = captioner.score([photo], ["a red disc"], by="gradient")
+    torch.manual_seed(3)
+    (caption,) = captioner.score([photo], ["a red disc"], by="gradient", sampling=sampling)
     model = copy.deepcopy(captioner.model).double()
     words = captioner.vocabulary.encode("a red disc")
     with torch.no_grad():
         encoded = model.encode(pixels(photo).double())
     taken = (
         torch.tensor([[row * 8 + column for row, column in filter(None, caption.chosen_cells)] + [0]])
-        if attention == "hard"
+        if attention == "hard" and sampling != "expected"
         else None
     )
+    if sampling == "sample":
+        assert caption.chosen_cells != captioner.score([photo], ["a red disc"])[0].chosen_cells
 
     def chances(features: Tensor) -> Tensor:
         keys = features if model.look is None else model.look.keys(features)
         seen = EncodedImage(features, keys, encoded.grid)
         with torch.no_grad():
-            told = model.teacher_forcing(seen, torch.tensor([words]), torch.tensor([len(words)]), locations=taken)
+            told = model.teacher_forcing(
+                seen, torch.tensor([words]), torch.tensor([len(words)]), sampling=sampling, locations=taken
+            )
         return told.logits.log_softmax(2)[0, torch.arange(len(words)), torch.tensor(words)]
 
     for cell in (0, 27, 63):
@@ -258,6 +266,10 @@ def test_gradients_of_words_are_those_of_finite_differences(attention: Attention
     assert caption.map.provenance.method == "caption gradient"
     assert not any(parameter.grad is not None for parameter in captioner.model.parameters())
     assert captioner.generate([photo], by="gradient")[0].words == captioner.generate([photo])[0].words
+    drawn, faded = (np.asarray(caption.filmstrip(**options)) for options in ({}, {"strengths": (0.0,) * 3}))
+    assert (drawn != faded).any() == (attention != "uniform")  # a constant map has no colors
+    for changes in ({"betas": (0.0,) * 3}, {"windows": (Box(0, 0, 8, 8),) * 3}, {"chosen_cells": ((0, 0),) * 3}):
+        assert (np.asarray(replace(caption, **changes).filmstrip()) == drawn).all()  # these belong to the attention
     with pytest.raises(OptionError, match="unknown by 'slope'"):
         captioner.generate([photo], by="slope")  # type: ignore[arg-type]
 
@@ -271,8 +283,17 @@ def test_windows_of_local_attention_hold_all_of_a_word_and_are_drawn() -> None:
         assert (values[top:bottom, left:right] > 0).all()
         assert float(values[top:bottom, left:right].sum()) == pytest.approx(float(values.sum()))
         assert (bottom - top, right - left) != (8, 8)
-    drawn, without = (np.asarray(caption.filmstrip(**changes)) for changes in ({}, {"windows": ()}))
+    moved = replace(caption, windows=(Box(8, 16, 40, 56), Box(16, 8, 56, 24), Box(0, 0, 24, 24)))
+    drawn, without = (np.asarray(moved.filmstrip(panel=128, **changes)).astype(int) for changes in ({}, {"windows": ()}))
     assert drawn.shape[0] > without.shape[0]  # the note
+    boxes = (drawn[: without.shape[0] // 2] != without[: without.shape[0] // 2]).any(-1).astype(np.uint8)
+    _, _, blobs, _ = cv2.connectedComponentsWithStats(boxes)
+    corners = [(x, y, x + width, y + height) for x, y, width, height, _ in sorted(blobs[1:].tolist())]
+    steps = set()
+    for number, (box, (left, top, right, bottom)) in enumerate(zip(moved.windows, corners, strict=True)):
+        assert (right - left, bottom - top) == pytest.approx((2 * (box.right - box.left), 2 * (box.bottom - box.top)), abs=4)
+        steps.add((left - 2 * box.left - number * (128 + 8), top - 2 * box.top))
+    assert max(abs(one - other) for step in steps for one, other in zip(step, min(steps), strict=True)) <= 2  # by one width of a line
     with pytest.raises(OptionError, match=f"windows must have one entry for each of the {len(caption.words)} words"):
         caption.filmstrip(windows=[*caption.windows, caption.windows[0]])
     assert not tiny("soft").generate(photos(1))[0].windows

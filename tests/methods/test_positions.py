@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import cv2
+
 import numpy as np
 import pytest
 import timm
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import methods
+from visattn._support.opencv import cv2
 from visattn.core.drawing.parameter_pages import kernel_page, position_page
 from visattn.errors import OptionError, UnsupportedModel
 

@@ -20,6 +20,7 @@ from visattn.core.command_line.questions import short_name
 from visattn.core.command_line.shared_options import photo_options, talk_options
 from visattn.core.command_line.talk import note
 from visattn.core.images.sources import as_file
+from visattn.core.loading.networks import CAPTIONERS, captioner_folder
 from visattn.errors import OptionError, VisattnError, WeightsError
 
 if TYPE_CHECKING:  # these import torch
@@ -39,7 +40,7 @@ _SAMPLINGS = [way for way in get_args(Sampling) if way != "gumbel"]  # gumbel is
     "--checkpoint",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of a trained captioner, RUN/final, or the name of one that comes with visattn: captions_soft.",
+    help=f"Folder of a trained captioner, RUN/final, or the name of one that comes with visattn: {', '.join(CAPTIONERS)}.",
 )
 @click.option(
     "--beam-size",
@@ -116,7 +117,7 @@ def caption_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._support.tables import to_json
 
-    checkpoint = _named(checkpoint)
+    checkpoint = captioner_folder(checkpoint)
     strips = _strips(images, options["filmstrip"], checkpoint)
     targets = [*strips, *([_json_file(output)] if output else [])]
     check_outputs(targets, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
@@ -145,13 +146,6 @@ def caption_command(
     if output and rows:
         write_whole(output, to_json(rows).encode())
     return each.exit_code(len(rows))
-
-
-def _named(checkpoint: Path) -> Path:
-    """Return the folder of a captioner that comes with visattn, if there is none of this name here."""
-    from visattn.core.loading.networks import CAPTIONERS, network_path
-
-    return network_path(str(checkpoint)) if str(checkpoint) in CAPTIONERS and not os.path.lexists(checkpoint) else checkpoint
 
 
 def _check_there(checkpoint: Path) -> None:

@@ -28,13 +28,13 @@ from visattn.core.drawing.pictures import Picture
 from visattn.core.families.trained import remember
 from visattn.core.geometry import Box, Geometry
 from visattn.core.images import image_facts
+from visattn.core.loading.networks import captioner_folder
 from visattn.core.loading.weights import FACTS
 from visattn.core.maps import AttentionMap
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared, prepare_batch
 from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout
-from visattn.data import CAPTIONERS, network_path
 from visattn.data.captions import SCENES
 from visattn.errors import LayoutError, OptionError
 from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, LocalAttention, ShowAttendTell
@@ -116,12 +116,20 @@ class Caption:
     def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
         facts = self.map.provenance
         notes = [*facts.notes, *(f"warning: {text}" for text in facts.warnings), *options.pop("notes", ())]
-        if any(cell is not None for cell in self.chosen_cells):
-            notes.append("colors: probability of each cell")
-        notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on what was looked at, 0 closed, 1 open")
-        notes.append("a map is as faint as its beta is low")
+        own: dict[str, Any] = {}
+        if self.map.meaning == MEANINGS["gradient"]:
+            notes.append(
+                "colors: how much the word's log-probability changes with the features of each cell, by any path through the"
+            )
+            notes.append("steps so far and the initial state; attention, gates and windows of the word are not drawn")
+        else:
+            if any(cell is not None for cell in self.chosen_cells):
+                notes.append("colors: probability of each cell")
+            notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on what was looked at, 0 closed, 1 open")
+            notes.append("a map is as faint as its beta is low")
+            own = {"chosen_cells": self.chosen_cells, "windows": self.windows}
+            own |= {"word_notes": self.word_notes, "strengths": self.betas}
         notes += [] if self.finished else [self.cut_off]
-        own = {"chosen_cells": self.chosen_cells, "windows": self.windows, "word_notes": self.word_notes, "strengths": self.betas}
         return {"title": self.text, "notes": notes} | own | options
 
 
@@ -180,11 +188,11 @@ class Captioner:
             One caption per photo.
 
         Raises:
-            OptionError: If an option is out of range, or `sampling` is given but the attention is not hard.
+            OptionError: If an option is out of range or unknown, or `sampling` is given but the attention is not hard.
             ImageError: If there is no photo, or a photo cannot be used.
             LayoutError: If the positions of the encoder's feature map on the image cannot be traced.
         """
-        self._check(sampling)
+        self._check(sampling, by)
         prepared = prepare_batch(photos, self.model)
         encoded, layout = self._encode(prepared.pixels)
         found = search(
@@ -196,17 +204,16 @@ class Captioner:
             length_normalization=length_normalization,
         )
         words = [[*one.words, END] if one.finished else one.words for one in found]
-        locations = [one.locations for one in found] if self.model.attention == "hard" and sampling != "expected" else None
+        locations = _padded([one.locations for one in found]) if self._takes_one_location(sampling) else None
         parameters = {
             "beam_size": beam_size,
             "max_length": max_length,
             "length_normalization": length_normalization,
             "sampling": sampling or "default",
         }
-        decoded = self._decode(encoded, words, sampling, locations)
-        slopes = self._slopes(encoded, words, sampling, locations) if one_of(by, get_args(By), "by") == "gradient" else None
         texts = [self.vocabulary.decode(one) for one in words]
-        return self._captions(prepared, layout, decoded, texts, words, parameters, slopes)
+        decoded = self._decode(encoded, words, sampling, locations)
+        return self._captions(prepared, layout, encoded, decoded, texts, words, parameters, by)
 
     @in_own_modes
     def score(
@@ -224,12 +231,12 @@ class Captioner:
             One scored caption per photo.
 
         Raises:
-            OptionError: If the numbers of captions and photos differ, a caption has no word, or `sampling` is given but the attention is
-                not hard.
+            OptionError: If the numbers of captions and photos differ, a caption has no word, `sampling` is given but the attention is
+                not hard, or an option is unknown.
             ImageError: If there is no photo, or a photo cannot be used.
             LayoutError: If the positions of the encoder's feature map on the image cannot be traced.
         """
-        self._check(sampling)
+        self._check(sampling, by)
         if len(captions) != len(photos):
             raise OptionError(f"there must be one caption for each photo, got {len(captions)} for {len(photos)}.")
         texts = [split(caption) for caption in captions]
@@ -239,38 +246,40 @@ class Captioner:
         encoded, layout = self._encode(prepared.pixels)
         words = [self.vocabulary.encode(caption) for caption in captions]
         decoded = self._decode(encoded, words, sampling, None)
-        slopes = self._slopes(encoded, words, sampling, None) if one_of(by, get_args(By), "by") == "gradient" else None
-        return self._captions(prepared, layout, decoded, texts, words, {"sampling": sampling or "default"}, slopes)
+        return self._captions(prepared, layout, encoded, decoded, texts, words, {"sampling": sampling or "default"}, by)
 
-    def _check(self, sampling: str | None) -> None:
+    def _takes_one_location(self, sampling: str | None) -> bool:
+        return self.model.attention == "hard" and sampling != "expected"
+
+    def _check(self, sampling: str | None, by: By) -> None:
+        one_of(by, get_args(By), "by")
         if sampling is not None and self.model.attention != "hard":
             raise OptionError(
                 f"sampling needs hard attention, got '{sampling}' for {self.model.attention} attention. Leave it out."
             )
 
     def _decode(
-        self, encoded: EncodedImage, words: list[list[int]], sampling: str | None, locations: list[list[int]] | None
+        self, encoded: EncodedImage, words: list[list[int]], sampling: str | None, locations: Tensor | None
     ) -> DecoderOutput:
+        """Decode the words; for hard attention at these locations `(B, T)`, or with None at those that it chooses itself."""
         device = encoded.features.device
         lengths = torch.tensor([max(len(one), 1) for one in words])
-        taken = _padded(locations).to(device) if locations is not None else None
+        given = locations.to(device) if locations is not None else None
         with evaluating(self.model), torch.inference_mode():
-            return self.model.teacher_forcing(encoded, _padded(words).to(device), lengths, sampling=sampling, locations=taken)
+            return self.model.teacher_forcing(encoded, _padded(words).to(device), lengths, sampling=sampling, locations=given)
 
-    def _slopes(
-        self, encoded: EncodedImage, words: list[list[int]], sampling: str | None, locations: list[list[int]] | None
-    ) -> Tensor:
-        """Return the norm of the gradient of each word's log-probability at each cell, `(B, T, L)`."""
-        device = encoded.features.device
-        lengths = torch.tensor([max(len(one), 1) for one in words])
-        padded, taken = _padded(words).to(device), _padded(locations).to(device) if locations is not None else None
+    def _slopes(self, encoded: EncodedImage, decoded: DecoderOutput, words: list[list[int]], sampling: str | None) -> Tensor:
+        """Return the norm of the gradient of each word's log-probability at each cell, `(B, T, L)`, at the locations that were decoded."""
+        lengths = decoded.steps.sum(1)
+        padded = _padded(words).to(encoded.features.device)
         with evaluating(self.model, frozen=True), torch.inference_mode(False), torch.enable_grad():
             features = encoded.features.clone().requires_grad_()
             keys = features if self.model.look is None else self.model.look.keys(features)
-            seen = EncodedImage(features, keys, encoded.grid)
-            decoded = self.model.teacher_forcing(seen, padded, lengths, sampling=sampling, locations=taken)
-            chances = decoded.logits.float().log_softmax(2).gather(2, padded[..., None])[..., 0]  # (B, T)
-            totals = chances.masked_fill(~decoded.steps, 0).sum(0)
+            locations = decoded.taken.argmax(2) if self._takes_one_location(sampling) else None
+            again = self.model.teacher_forcing(
+                EncodedImage(features, keys, encoded.grid), padded, lengths, sampling=sampling, locations=locations
+            )
+            totals = _chances(again, padded).sum(0)
             slopes = [torch.autograd.grad(total, features, retain_graph=True)[0] for total in totals]
         return torch.stack([torch.linalg.vector_norm(slope, dim=2) for slope in slopes], 1)
 
@@ -303,19 +312,19 @@ class Captioner:
         self,
         prepared: Prepared,
         layout: TokenLayout,
+        encoded: EncodedImage,
         decoded: DecoderOutput,
         texts: list[list[str]],
         words: list[list[int]],
         parameters: dict[str, Any],
-        slopes: Tensor | None,
+        by: By,
     ) -> list[Caption]:
         """Build the `Caption` of each image from the decoder output, without the step of `<end>`."""
-        by: By = "attention" if slopes is None else "gradient"
-        maps = decoded.alpha if slopes is None else slopes
+        sampling = None if parameters["sampling"] == "default" else parameters["sampling"]
+        maps = self._slopes(encoded, decoded, words, sampling) if by == "gradient" else decoded.alpha
         rows, columns = decoded.grid
-        chosen = decoded.logits.float().log_softmax(2).gather(2, _padded(words).to(decoded.logits.device)[..., None])[..., 0]
-        scores = chosen.masked_fill(~decoded.steps, 0).sum(1).tolist()
-        hard = self.model.attention == "hard" and parameters["sampling"] != "expected"
+        scores = _chances(decoded, _padded(words).to(decoded.logits.device)).sum(1).tolist()
+        hard = self._takes_one_location(sampling)
         local = isinstance(self.model.look, LocalAttention)
         captions = []
         for i, text in enumerate(texts):
@@ -361,14 +370,14 @@ def load_captioner(folder: str | Path) -> Captioner:
     """Load a captioner from a folder written by `visattn train caption`.
 
     Args:
-        folder: Folder of the run, or `final` in it; or a name in `visattn.data.CAPTIONERS`.
+        folder: Folder of the run, or `final` in it; or a name in `visattn.data.CAPTIONERS`, if no folder of this name lies here.
 
     Raises:
         MissingExtra: If the package with the networks is not installed.
         WeightsError: If the folder holds no captioner, or a damaged one.
         UnsupportedModel: If the encoder's model is unknown.
     """
-    place = network_path(folder) if isinstance(folder, str) and folder in CAPTIONERS else Path(folder)
+    place = captioner_folder(folder)
     within = place / "final"
     return Captioner(*load(within if is_file(within / FACTS) and not exists(place / FACTS) else place))
 
@@ -377,6 +386,12 @@ def _unknown(text: list[str], words: list[int]) -> tuple[str, ...]:
     """Return a note about words that are not in the vocabulary."""
     unknown = dict.fromkeys(word for word, number in zip(text, words, strict=False) if number == UNKNOWN)
     return (f"words outside the vocabulary, read as {SPECIAL[UNKNOWN]}: {', '.join(unknown)}",) if unknown else ()
+
+
+def _chances(decoded: DecoderOutput, words: Tensor) -> Tensor:
+    """Return the log-probability of each word `(B, T)`, 0 after the end."""
+    chances = decoded.logits.float().log_softmax(2).gather(2, words[..., None])[..., 0]
+    return chances.masked_fill(~decoded.steps, 0)
 
 
 def _padded(sequences: list[list[int]]) -> Tensor:

@@ -65,6 +65,7 @@ class CaptionerBlueprint:
         coordinates: Whether learned row and column embeddings are added to the features.
         temperature: Temperature of Gumbel samples.
         first: Initial state of the LSTM: from the `mean` of the features, or `learned`, which has seen nothing of the image.
+        radius: Cells on each side of the center of a window of `local` attention.
     """
 
     encoder: Blueprint

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from visattn._support.checks import one_of
 from visattn._support.extras import need
+from visattn._support.files import exists
 
 __all__ = ["CAPTIONERS", "NETWORKS", "network_path"]
 
@@ -28,3 +29,12 @@ def network_path(name: str) -> Path:
         return folder
     need(_PACKAGE, "networks", f"the network {name}")
     return Path(str(import_module(_PACKAGE).__file__)).parent / name
+
+
+def captioner_folder(place: str | Path) -> Path:
+    """Return the folder of a captioner: that of a name in `CAPTIONERS`, unless something of this name lies here; otherwise the path itself.
+
+    Raises:
+        MissingExtra: If the package with the networks is not installed.
+    """
+    return network_path(str(place)) if str(place) in CAPTIONERS and not exists(Path(place)) else Path(place)
