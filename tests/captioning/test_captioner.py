@@ -293,7 +293,9 @@ def test_windows_of_local_attention_hold_all_of_a_word_and_are_drawn() -> None:
     for number, (box, (left, top, right, bottom)) in enumerate(zip(moved.windows, corners, strict=True)):
         assert (right - left, bottom - top) == pytest.approx((2 * (box.right - box.left), 2 * (box.bottom - box.top)), abs=4)
         steps.add((left - 2 * box.left - number * (128 + 8), top - 2 * box.top))
-    assert max(abs(one - other) for step in steps for one, other in zip(step, min(steps), strict=True)) <= 2  # by one width of a line
+    assert (
+        max(abs(one - other) for step in steps for one, other in zip(step, min(steps), strict=True)) <= 2
+    )  # by one width of a line
     with pytest.raises(OptionError, match=f"windows must have one entry for each of the {len(caption.words)} words"):
         caption.filmstrip(windows=[*caption.windows, caption.windows[0]])
     assert not tiny("soft").generate(photos(1))[0].windows

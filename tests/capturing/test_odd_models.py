@@ -1619,3 +1619,33 @@ def test_values_come_in_the_order_of_the_layout(kind: type[Odd]) -> None:
     cell = layout.grid[1] + 2
     changed = seen(model, lit(x, layout, cell, 0))
     assert int((changed.values(0) - values).abs().amax((1, 3))[0].argmax()) == layout.patch(*divmod(cell, layout.grid[1]))
+
+
+@pytest.mark.parametrize("written", ["q k", "(k q) turned", "turned einsum"])
+def test_scores_that_are_turned_before_the_softmax_are_those_of_the_other_order(written: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.stem, self.ask, self.answer = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.stem(x).flatten(2).mT
+            query, key = self.ask(tokens), self.answer(tokens)
+            scores = {
+                "q k": lambda: query @ key.mT,
+                "(k q) turned": lambda: (key @ query.mT).mT,
+                "turned einsum": lambda: torch.einsum("nkc,nqc->nkq", key, query).transpose(1, 2),
+            }[written]()
+            return (scores.softmax(-1) @ tokens).mean(1)
+
+    model = Model().eval()
+    pixels = torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(pixels)
+    (record,) = recording
+    with torch.no_grad():
+        tokens = model.stem(pixels).flatten(2).mT
+        expected = (model.ask(tokens) @ model.answer(tokens).mT).softmax(-1)
+    assert record.keys.grid == (3, 4)
+    torch.testing.assert_close(recording.attention()[:, 0], expected)

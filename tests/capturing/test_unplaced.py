@@ -181,7 +181,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a window of padding": (PaddingAlone, r"a window holds nothing but padding"),
     "channels over all images": (ChannelsOfAllImages, r"the channels of several images are mixed"),
     "one image given twice": (OneImageTwice, r"the images of the batch, or its windows, are arranged differently"),
-    "weights flipped": (Turned, r"its rows are the keys of its scores, and its columns the queries"),
+    "weights flipped": (Turned, r"its softmax was turned: its rows are the columns of the softmax"),
     "values of other tokens": (OtherValues, r"its keys and values belong to different tokens"),
     "channels that attend to tokens": (ChannelsAsk, r"its queries are channels, its keys are tokens"),
     "queries of unknown origin": (

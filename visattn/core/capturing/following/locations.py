@@ -293,7 +293,7 @@ def _codes_of_product(follower: TokenTracer, attention: Attention) -> tuple[Code
             raise Unplaced("its weights come from parameters alone, not from queries and keys")
         return None, None, value_codes
     _check_drift(follower, weight_places)
-    row_codes, column_codes = _codes_of_pairs(follower, weight_places)
+    row_codes, column_codes = _codes_of_pairs(follower, weight_places, follower.softmaxes_behind(weights))
     if column_codes is not None:
         return *_codes_of_axes(follower, row_codes, column_codes, weight_places.name), value_codes
     if lost_behind:
@@ -344,8 +344,8 @@ def _codes_of_axes(
     Raises:
         Unplaced: If the weights of a row do not share a query, or those of a column a key; or if some codes are unknown.
     """
-    if row_codes is not None and same_along(row_codes, -2) and same_along(column_codes, -1) and not same_along(row_codes, -1):
-        raise Unplaced("its rows are the keys of its scores, and its columns the queries")
+    if row_codes is not None and _are_turned(row_codes, column_codes):
+        raise Unplaced("its softmax was turned: its rows are the columns of the softmax")
     keys_differ = bool((column_codes != column_codes[..., :1, :]).any())
     if keys_differ or (row_codes is not None and bool((row_codes != row_codes[..., :1]).any())):
         raise Unplaced("its weights mix several pairs of tokens")
@@ -353,10 +353,11 @@ def _codes_of_axes(
     return query_codes, _without_lost(follower, column_codes[..., 0, :], name)
 
 
-def _codes_of_pairs(follower: TokenTracer, places: Places) -> tuple[Tensor, Tensor | None]:
+def _codes_of_pairs(follower: TokenTracer, places: Places, softmaxes: Sequence[Places]) -> tuple[Tensor, Tensor | None]:
     """Return the position codes of the row and of the column that each weight belongs to; None for columns without codes.
 
-    Tokens that lie nowhere in the image, such as object queries, are the rows, even if the product had them as columns: they ask.
+    A product of scores that was turned before the softmax is as good as one of its operands in the other order. Tokens that lie nowhere in
+    the image, such as object queries, are the rows, even if the product had them as columns: they ask.
     """
     row_codes, column_codes, other_codes = places.codes, places.columns, places.others
     if column_codes is None:
@@ -365,10 +366,18 @@ def _codes_of_pairs(follower: TokenTracer, places: Places) -> tuple[Tensor, Tens
         # a product with tokens that lie nowhere: their codes are the other ones
         image_along_columns = bool((row_codes == row_codes[..., :1, :]).all())
         return (other_codes, row_codes) if image_along_columns else (row_codes, other_codes)
-    if same_along(row_codes, -1) or follower.planes.on_grid(column_codes):
+    if not _are_turned(row_codes, column_codes):
         return row_codes, column_codes
-    is_transposed = same_along(row_codes, -2) and same_along(column_codes, -1)
-    return (column_codes, row_codes) if is_transposed else (row_codes, column_codes)
+    turned_before = any(
+        normalized.columns is not None and _are_turned(normalized.codes, normalized.columns) for normalized in softmaxes
+    )
+    is_swapped = turned_before or not follower.planes.on_grid(column_codes)
+    return (column_codes, row_codes) if is_swapped else (row_codes, column_codes)
+
+
+def _are_turned(row_codes: Tensor, column_codes: Tensor) -> bool:
+    """Check whether codes of rows differ along columns only, and codes of columns along rows only."""
+    return same_along(row_codes, -2) and same_along(column_codes, -1) and not same_along(row_codes, -1)
 
 
 def _without_lost(follower: TokenTracer, codes: Tensor, name: str) -> Tensor:
