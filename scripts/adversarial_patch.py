@@ -69,7 +69,7 @@ def main() -> int:
         patch = pil_to_tensor(Image.open(options.folder / f"{name}.png").convert("RGB")).float() / 255
         shares, turned = turning(model, patch, options.tests)
         rows += [{"network": name, "covered by": way, f"called {CLASSES[TARGET]}": shares[way]} for way in WAYS]
-        texts[f"patch on {name}"] = looking(model, patch, turned[: options.scenes])
+        texts[f"patch on {name}"] = looking(model, turned[: options.scenes])
     texts = {"patch": to_markdown(rows), **texts}
     for name, text in texts.items():
         print(f"## {name}\n\n{text}", flush=True)
@@ -158,7 +158,7 @@ def turning(model: nn.Module, patch: Tensor, count: int) -> tuple[dict[str, str]
     return shares, turned
 
 
-def looking(model: nn.Module, patch: Tensor, turned: list[tuple[Tensor, Tensor, Tensor]]) -> str:
+def looking(model: nn.Module, turned: list[tuple[Tensor, Tensor, Tensor]]) -> str:
     """Return the table of how well each map for the target finds the patch in scenes that it turned."""
     if len(turned) < 2:
         return "The patch turned fewer than two scenes.\n"

@@ -15,12 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import safetensors.torch
 import torch
 from PIL import Image
+from small_trainings import BATCH, fit, whole
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor
 
 from visattn._support.reprs import in_pixels
 from visattn._support.whole_files import write_whole
@@ -35,9 +34,10 @@ from visattn.evaluation.intervals import mean_interval
 from visattn.models.draw import Draw, bound
 
 DATA = "fashion-mnist"
-BATCH, RATE, CLIP, SEED, EPOCHS = 128, 1e-3, 5.0, 0, 10
+RATE, CLIP, SEED, EPOCHS = 1e-3, 5.0, 0, 10
 NETWORK: dict[str, Any] = {"steps": 10, "read_size": 5, "write_size": 5, "hidden_dim": 256, "latent_dim": 24}
 SHOWN, SCALE = 4, 4  # test images on the strip; pixels for each of theirs
+CYAN = (0, 220, 220)
 READ, WRITTEN = "cyan box: what it read before", "white box: where it wrote"
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     train, test = binary("train", options.root, options.train_count), binary("test", options.root, None)
     torch.manual_seed(options.seed)
     model, began = Draw(img_size=(train.shape[2], train.shape[3]), **NETWORK), time.perf_counter()
-    falling = fit(model, train, test, options.epochs, options.seed)
+    falling = trained(model, train, test, options.epochs, options.seed)
     seconds = time.perf_counter() - began
     facts = {
         "model": "visattn_draw",
@@ -76,36 +76,21 @@ def main() -> None:
 
 def binary(split: Literal["train", "test"], root: Path | None, count: int | None) -> Tensor:
     """Load the images of a split as `(N, 1, H, W)` of zeros and ones."""
-    pictures = load_labeled(DATA, split, root=root, count=count)
-    pixels = torch.stack([pil_to_tensor(pictures[i][0].convert("L")) for i in range(len(pictures))])
-    return (pixels >= 128).float()
+    return (whole(load_labeled(DATA, split, root=root, count=count)).pixels >= 128 / 255).float()
 
 
-def fit(model: Draw, train: Tensor, test: Tensor, epochs: int, seed: int) -> list[tuple[float, float]]:
-    """Train with Adam and a cosine schedule; return the bound of the training and of the test images after each epoch, in nats."""
-    order = torch.Generator().manual_seed(seed)
-    steps = max(1, len(train) // BATCH)
-    optimizer = torch.optim.Adam(model.parameters(), RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
-    falling = []
-    for epoch in range(epochs):
-        model.train()
-        total = 0.0
-        for chosen in torch.split(torch.randperm(len(train), generator=order)[: steps * BATCH], BATCH):
-            loss = bound(model(train[chosen]), train[chosen]).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            schedule.step()
-            total += float(loss.detach())
-        falling.append((total / steps, float(measured(model, test).mean())))
-        print(
-            f"epoch {epoch + 1}: bound {falling[-1][0]:.1f} nats, of test images {falling[-1][1]:.1f}",
-            file=sys.stderr,
-            flush=True,
-        )
-    model.eval()
+def trained(model: Draw, train: Tensor, test: Tensor, epochs: int, seed: int) -> list[tuple[float, float]]:
+    """Train; return the bound of the training and of the test images after each epoch, in nats."""
+    falling = list[tuple[float, float]]()
+
+    def after(loss: float) -> None:
+        falling.append((loss, float(measured(model, test).mean())))
+        print(f"bound of the test images: {falling[-1][1]:.1f} nats", file=sys.stderr, flush=True)
+
+    def lost(chosen: Tensor) -> Tensor:
+        return bound(model(train[chosen]), train[chosen]).mean()
+
+    fit(model, lost, len(train), epochs=epochs, seed=seed, rate=RATE, clip=CLIP, after=after)
     return falling
 
 
@@ -143,8 +128,7 @@ def strip(model: Draw, images: Tensor) -> bytes:
         for step in range(model.steps):
             picture = enlarged(told.canvases[number, step, 0].sigmoid())
             picture = draw_box(picture, scaled(told.written[number, step]))
-            colored = draw_box(Image.new("RGB", picture.size), scaled(told.read[number, step]))
-            picture = tinted(picture, colored)
+            picture = draw_box(picture, scaled(told.read[number, step]), color=CYAN)
             row.append(Cell(picture, heading=f"step {step + 1}"))
         rows.append(row)
     canvases, boxes = model.generate(1, torch.Generator().manual_seed(0))
@@ -171,14 +155,6 @@ def enlarged(pixels: Tensor) -> Image.Image:
 def scaled(box: Tensor) -> Box:
     """Return a box in pixels of the enlarged picture."""
     return Box(*(float(side) * SCALE for side in box))
-
-
-def tinted(picture: Image.Image, lines: Image.Image) -> Image.Image:
-    """Draw the white lines of another picture in cyan."""
-    drawn = np.asarray(lines).max(2) > 127
-    array = np.array(picture)
-    array[drawn] = (0, 220, 220)
-    return Image.fromarray(array)
 
 
 def card(options: argparse.Namespace, model: Draw, falling: list[tuple[float, float]], others: tuple[float, float]) -> str:

@@ -13,16 +13,16 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from pages import write_section
+from small_trainings import BATCH, Split, fit, named_right, standardized, whole
 from torch import Tensor, nn
-from torchvision.transforms.functional import pil_to_tensor
 
 from visattn._support.reprs import in_pixels
 from visattn.core.loading import model_folders as folders
@@ -34,7 +34,7 @@ from visattn.training.report.card import wilson
 
 DATA = "fashion-mnist"
 DOCS = Path(__file__).parents[1] / "docs" / "captions.md"
-BATCH, RATE, SEED, EPOCHS = 128, 2e-3, 0, 12
+RATE, SEED, EPOCHS = 2e-3, 0, 12
 POLICY = 0.05  # learning rate of the location network, relative to the others; theirs moves glimpses to the border
 GLIMPSES = {"glimpse_size": 8, "num_scales": 1, "num_glimpses": 6, "hidden_dim": 256, "std": 0.1}
 
@@ -69,14 +69,6 @@ class Anywhere(nn.Module):
         return torch.atanh(torch.rand(len(state), 2) * 1.98 - 0.99)
 
 
-@dataclass(frozen=True)
-class Digits:
-    """Tensors of a whole split: pixels `(N, 1, H, W)` in [0, 1], and labels `(N,)`."""
-
-    pixels: Tensor
-    labels: Tensor
-
-
 def main() -> None:
     """Train the models, print the table, and write the folder."""
     parser = argparse.ArgumentParser(description="Train the recurrent attention model on Fashion-MNIST.")
@@ -90,9 +82,7 @@ def main() -> None:
     if options.output and options.output.exists():
         parser.error(f"{options.output} exists; choose a new folder.")
     sets = {split: load_labeled(DATA, split, root=options.root, count=count) for split, count in _counts(options.train_count)}
-    train, test = (whole(sets[split]) for split in ("train", "test"))
-    mean, std = float(train.pixels.mean()), float(train.pixels.std())
-    train, test = (Digits((part.pixels - mean) / std, part.labels) for part in (train, test))
+    train, test, (mean, std) = standardized(whole(sets["train"]), whole(sets["test"]))
     classes, size = sets["train"].classes, (train.pixels.shape[2], train.pixels.shape[3])
     blueprint = Blueprint("visattn_ram", classes, 1, size, (round(mean, 4),), (round(std, 4),), options=dict(GLIMPSES))
     torch.manual_seed(options.seed)
@@ -108,9 +98,18 @@ def main() -> None:
         ("full image", full, F.cross_entropy, size[0] * size[1]),
     ):
         began = time.perf_counter()
-        fit(model, loss, train, options.epochs, options.seed)
+        torch.manual_seed(options.seed)  # of the locations that are sampled
+        fit(
+            model,
+            partial(lost, model, loss, train),
+            len(train.labels),
+            epochs=options.epochs,
+            seed=options.seed,
+            rate=RATE,
+            slower=("location.", POLICY),
+        )
         seconds = time.perf_counter() - began
-        reached[name] = accuracy(model, test)
+        reached[name] = float(named_right(model, test).mean())
         low, high = wilson(reached[name], len(test.labels))
         rows.append(
             f"| {name} | {parameters_of(model):,} | {seen:g} | {reached[name]:.2%} | {low:.2%} to {high:.2%} | {seconds:.0f} |"
@@ -137,47 +136,10 @@ def _counts(train: int | None) -> tuple[tuple[Literal["train", "test"], int | No
     return ("train", train), ("test", None)
 
 
-def whole(pictures: LabeledDataset) -> Digits:
-    """Load all images as tensors."""
-    pixels, labels = zip(
-        *((pil_to_tensor(picture.convert("L")), label) for picture, label in map(pictures.__getitem__, range(len(pictures)))),
-        strict=True,
-    )
-    return Digits(torch.stack(pixels).float() / 255, torch.tensor(labels))
-
-
-def fit(model: nn.Module, loss: Callable[..., Tensor], data: Digits, epochs: int, seed: int) -> None:
-    """Train with Adam and a cosine learning-rate schedule; the order of the images depends only on the seed."""
-    torch.manual_seed(seed)  # seeds the sampling during training
-    order = torch.Generator().manual_seed(seed)
-    steps = max(1, len(data.labels) // BATCH)
-    policy = [parameter for name, parameter in model.named_parameters() if name.startswith("location.")]
-    rest = [parameter for name, parameter in model.named_parameters() if not name.startswith("location.")]
-    groups: list[dict[str, Any]] = [{"params": rest, "lr": RATE}]
-    optimizer = torch.optim.Adam([*groups, {"params": policy, "lr": POLICY * RATE}] if policy else groups)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
-    model.train()
-    for epoch in range(epochs):
-        numbers, total = torch.randperm(len(data.labels), generator=order), 0.0
-        for chosen in torch.split(numbers[: steps * BATCH], BATCH):
-            value = loss(model(data.pixels[chosen]), data.labels[chosen])
-            optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            total += float(value.detach())
-        print(f"epoch {epoch + 1}: loss {total / steps:.3f}", file=sys.stderr, flush=True)
-    model.eval()
-
-
-def accuracy(model: nn.Module, data: Digits) -> float:
-    """Return the share of correctly classified images; the recurrent model uses the means of its locations."""
-    right = 0
-    with torch.no_grad():
-        for pixels, labels in zip(torch.split(data.pixels, 1000), torch.split(data.labels, 1000), strict=True):
-            output = model(pixels)
-            right += int((getattr(output, "logits", output).argmax(1) == labels).sum())
-    return right / len(data.labels)
+def lost(model: nn.Module, loss: Callable[..., Tensor], data: Split, chosen: Tensor) -> Tensor:
+    """Return the loss of some images."""
+    value: Tensor = loss(model(data.pixels[chosen]), data.labels[chosen])
+    return value
 
 
 def parameters_of(model: nn.Module) -> int:

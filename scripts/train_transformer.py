@@ -11,7 +11,7 @@ import argparse
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from small_trainings import BATCH, Split, fit, named_right, standardized, whole
 from torch import Tensor, nn
-from torchvision.transforms.functional import pil_to_tensor
 
 from visattn._support.reprs import in_pixels
 from visattn.core.loading import model_folders as folders
@@ -32,19 +32,9 @@ from visattn.evaluation.intervals import mean_interval
 from visattn.training.report.card import wilson
 
 DATA = "fashion-mnist-turned"
-BATCH, RATE, EPOCHS, SEEDS = 128, 2e-3, 8, 3
-FINDING = (
-    0.1  # learning rate of the localization network, relative to the others: a window that leaves the image gets no gradient
-)
+RATE, EPOCHS, SEEDS = 2e-3, 8, 3
+FINDING = 0.1  # learning rate of the localization network, relative to the others: a window outside the image gets no gradient
 NETWORKS: dict[str, dict[str, Any]] = {"spatial transformer": {}, "plain": {"transformer": False}}
-
-
-@dataclass(frozen=True)
-class Items:
-    """Tensors of a whole split: normalized pixels `(N, 1, H, W)`, and labels `(N,)`."""
-
-    pixels: Tensor
-    labels: Tensor
 
 
 def main() -> None:
@@ -59,9 +49,7 @@ def main() -> None:
     if options.output and options.output.exists():
         parser.error(f"{options.output} exists; choose a new folder.")
     sets = {"train": _read("train", options), "test": _read("test", options)}
-    train, test = whole(sets["train"]), whole(sets["test"])
-    mean, std = float(train.pixels.mean()), float(train.pixels.std())
-    train, test = (Items((part.pixels - mean) / std, part.labels) for part in (train, test))
+    train, test, (mean, std) = standardized(whole(sets["train"]), whole(sets["test"]))
     size, classes = (train.pixels.shape[2], train.pixels.shape[3]), sets["train"].classes
     right: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in NETWORKS}
     seconds = dict.fromkeys(NETWORKS, 0.0)
@@ -71,7 +59,15 @@ def main() -> None:
             blueprint = Blueprint("visattn_stn", classes, 1, size, (round(mean, 4),), (round(std, 4),), options=changes)
             torch.manual_seed(seed)
             model, began = blueprint.build(), time.perf_counter()
-            fit(model, train, options.epochs, seed)
+            fit(
+                model,
+                partial(lost, model, train),
+                len(train.labels),
+                epochs=options.epochs,
+                seed=seed,
+                rate=RATE,
+                slower=("transformer.", FINDING),
+            )
             seconds[name] += time.perf_counter() - began
             right[name].append(named_right(model, test))
             print(f"{name}, seed {seed}: {right[name][-1].mean():.2%}", file=sys.stderr, flush=True)
@@ -94,41 +90,9 @@ def _read(split: Literal["train", "test"], options: argparse.Namespace) -> Label
     return load_labeled(DATA, split, root=options.root, count=options.train_count if split == "train" else None)
 
 
-def whole(pictures: LabeledDataset) -> Items:
-    """Load all images as tensors."""
-    pixels = torch.stack([pil_to_tensor(pictures[i][0]) for i in range(len(pictures))])
-    return Items(pixels.float() / 255, torch.from_numpy(pictures.labels))
-
-
-def fit(model: nn.Module, data: Items, epochs: int, seed: int) -> None:
-    """Train with Adam and a cosine schedule; the order of the images depends only on the seed."""
-    order = torch.Generator().manual_seed(seed)
-    steps = max(1, len(data.labels) // BATCH)
-    finding = [parameter for name, parameter in model.named_parameters() if name.startswith("transformer.")]
-    rest = [parameter for name, parameter in model.named_parameters() if not name.startswith("transformer.")]
-    groups: list[dict[str, Any]] = [{"params": rest}, *([{"params": finding, "lr": FINDING * RATE}] if finding else [])]
-    optimizer = torch.optim.Adam(groups, RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
-    model.train()
-    for epoch in range(epochs):
-        total = 0.0
-        for chosen in torch.split(torch.randperm(len(data.labels), generator=order)[: steps * BATCH], BATCH):
-            loss = F.cross_entropy(model(data.pixels[chosen]), data.labels[chosen])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            total += float(loss.detach())
-        print(f"epoch {epoch + 1}: loss {total / steps:.3f}", file=sys.stderr, flush=True)
-    model.eval()
-
-
-@torch.no_grad()
-def named_right(model: nn.Module, data: Items) -> NDArray[np.bool_]:
-    """Return for each image whether it was classified correctly."""
-    scores = torch.cat([model(pixels) for pixels in torch.split(data.pixels, 500)])
-    found: NDArray[np.bool_] = (scores.argmax(1) == data.labels).numpy()
-    return found
+def lost(model: nn.Module, data: Split, chosen: Tensor) -> Tensor:
+    """Return the cross-entropy of some images."""
+    return F.cross_entropy(model(data.pixels[chosen]), data.labels[chosen])
 
 
 def told(right: dict[str, NDArray[np.bool_]], seconds: dict[str, float]) -> str:

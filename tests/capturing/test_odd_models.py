@@ -1633,11 +1633,12 @@ def test_scores_that_are_turned_before_the_softmax_are_those_of_the_other_order(
             tokens = self.stem(x).flatten(2).mT
             query, key = self.ask(tokens), self.answer(tokens)
             scores = {
-                "q k": lambda: query @ key.mT,
-                "(k q) turned": lambda: (key @ query.mT).mT,
-                "turned einsum": lambda: torch.einsum("nkc,nqc->nkq", key, query).transpose(1, 2),
-            }[written]()
-            return (scores.softmax(-1) @ tokens).mean(1)
+                "q k": query @ key.mT,
+                "(k q) turned": (key @ query.mT).mT,
+                "turned einsum": torch.einsum("nkc,nqc->nkq", key, query).transpose(1, 2),
+            }[written]
+            mixed: Tensor = scores.softmax(-1) @ tokens
+            return mixed.mean(1)
 
     model = Model().eval()
     pixels = torch.randn(2, 3, 12, 16, generator=torch.Generator().manual_seed(1))

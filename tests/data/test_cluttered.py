@@ -96,4 +96,4 @@ def test_items_that_are_not_turned_stay_upright(monkeypatch: pytest.MonkeyPatch)
     bars = ArrayDataset(pixels, np.arange(5) % 2, ("a", "b"), "bars")
     for index in range(5):
         rows, columns = np.nonzero(np.asarray(Cluttered(bars, 1, "bars")[index][0]))
-        assert (np.ptp(rows), np.ptp(columns)) == (19, 1)
+        assert (int(np.ptp(rows)), int(np.ptp(columns))) == (19, 1)

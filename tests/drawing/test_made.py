@@ -170,7 +170,7 @@ def test_filmstrips_store_their_provenance(run: Run, photo: Path, tmp_path: Path
     made = facts("strip.png")
     assert {name: made["drawing"][name] for name in COLORED} == {"opacity": 0.25, "blend": "constant", "colormap": "inferno"}
     assert interpolation_of(made) == "bilinear"
-    assert made["normalization"] == "percentile, one scale over word"
+    assert made["normalization"] == "minmax, one scale over word"
     assert made["image"] == "dog.png"
 
 

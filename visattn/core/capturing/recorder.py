@@ -132,7 +132,7 @@ class _Session:
         self._passed_by: dict[str, None] = {}  # layers that the glob excludes, in order
         self._wanted = False  # whether features were requested by name, or a gate was found
         self._names = self.watch.names
-        self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
+        self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None, bool]] = []
         self._features: list[Callable[[Forward], None]] = []
         self._stream: dict[str, _Stream] = {}  # last input of each module that attention is added to
         self._told: dict[nn.Module, list[Tensor]] = {}  # gates that modules have told
@@ -160,11 +160,11 @@ class _Session:
             )
         wanted = self._layers == "*" or self._matches(layer)
         stream = self._stream.pop(self._description.adds_to(owner) or "", None) if self._values else None
-        shares = attention.fused and call.rows != call.columns and sharing.may_share(call.lead, self.watch.inputs.batch)
-        call.keep(wanted, values=self._values or self._gradients or shares, graph=self._gradients)
+        may_share = attention.fused and call.rows != call.columns and sharing.may_share(call.lead, self.watch.inputs.batch)
+        call.keep(wanted, values=self._values or self._gradients or may_share, graph=self._gradients)
         if wanted:
             self._copies += call.sources()
-        self._calls.append((owner, call, attention, stream))
+        self._calls.append((owner, call, attention, stream, may_share))
 
     def _ask(self, verdicts: Verdicts) -> None:
         """Ask whether all copies of a forward pass that has ended are finite."""
@@ -220,7 +220,9 @@ class _Session:
         have_one_name = len({readout.query for readout in readings}) == 1
         return readings[-1] if have_one_name else Readout(reason="the output is computed from several sets of tokens")
 
-    def _record(self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
+    def _record(
+        self, forward: Forward, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None, may_share: bool
+    ) -> None:
         """Add the record of an attention call, unless its layer is not wanted or it turns out to be a gate."""
         layer = attention.layer
         matches = self._layers == "*" or self._matches(layer)
@@ -231,7 +233,7 @@ class _Session:
         if not matches or located is None:
             return
         arrangement, follows = located
-        if call.rows != call.columns and isinstance(call, FusedCall) and sharing.may_share(call.lead, self.recording.images):
+        if may_share and isinstance(call, FusedCall):
             arrangement = sharing.merged(arrangement, call.key, call.value)
         operator = call.operator(arrangement, forward.vectors(attention) if self._values else None)
         self.recording.records.append(

@@ -103,7 +103,9 @@ def draw_window(picture: Image.Image, corners: Sequence[tuple[float, float]]) ->
     return carried(Image.fromarray(array), picture)
 
 
-def draw_box(picture: Image.Image, box: Box, label: str = "", seen: Box | None = None) -> Image.Image:
+def draw_box(
+    picture: Image.Image, box: Box, label: str = "", seen: Box | None = None, color: tuple[int, int, int] = WHITE
+) -> Image.Image:
     """Draw a box in pixels of the picture with a label at its upper left corner.
 
     Args:
@@ -111,14 +113,15 @@ def draw_box(picture: Image.Image, box: Box, label: str = "", seen: Box | None =
         box: The box, which may extend beyond the picture.
         label: Text; none if empty.
         seen: Box to draw in; the whole picture by default.
+        color: Red, green and blue of the line, 0 to 255; its edges are black.
 
     Returns:
         A new picture.
     """
     seen = seen or Box(0, 0, picture.height, picture.width)
     array, width = np.array(picture), _stroke(picture)
-    for color, thick in ((_BLACK, 3 * width), (WHITE, width)):
-        cv2.rectangle(array, *_corners(box), color, thick)
+    for paint, thick in ((_BLACK, 3 * width), (color, width)):
+        cv2.rectangle(array, *_corners(box), paint, thick)
     drawn = Image.fromarray(array)
     if label:
         draw, font = ImageDraw.Draw(drawn), ImageFont.load_default(max(12, _size(picture) // 40))

@@ -24,7 +24,8 @@ def merged(arrangement: Arrangement, key: Tensor, value: Tensor) -> Arrangement:
     """Return the arrangement in which tokens without a place that have the same vectors in all windows are one token.
 
     Tokens that are among the queries too stay apart. A token that has no place in the image is known by its vectors alone: windows of a
-    model that runs on tiles have a class token each, windows with global tokens share them.
+    model that runs on tiles have a class token each, windows with global tokens share them. Only of fused calls: one that is written out
+    keeps its weights alone, so there each window has tokens of its own.
 
     Args:
         arrangement: The arrangement, in which each window has tokens of its own.
@@ -36,8 +37,7 @@ def merged(arrangement: Arrangement, key: Tensor, value: Tensor) -> Arrangement:
         return arrangement
     keys, values = arrangement.take(key), arrangement.take(value)  # (B, heads, windows, k, d)
     one_of = list(range(len(prefix)))
-    for column in range(index.shape[1]):
-        tokens = index[:, column].tolist()
+    for column, tokens in enumerate(index.mT.tolist()):
         is_of_each = all(0 <= token < len(prefix) for token in tokens) and len(set(tokens)) == len(tokens)
         if is_of_each and all(_is_shared(vectors[:, :, :, column]) for vectors in (keys, values)):
             for token in tokens:

@@ -154,9 +154,10 @@ def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout
 def _windows(recording: Recording, record: AttentionRecord, chosen: str) -> tuple[tuple[Box, ...], ...]:
     """Return for each image the windows that a layer of local attention has published for the patches asked, in input pixels."""
     features = [feature for feature in recording.features if feature.role == "window" and feature.layer == record.layer]
-    if len(features) <= record.call or chosen in ("read", "weights"):
+    feature = next((feature for feature in features if feature.call == record.call), None)
+    if feature is None or chosen in ("read", "weights"):
         return ()
-    feature, tokens = features[record.call], tokens_of(chosen, record.queries)
+    tokens = tokens_of(chosen, record.queries)
     layout, of_all_queries = feature.layout, feature.value.shape[1] == len(record.queries)
     is_named = all(len(numbers) == 1 for numbers in tokens)
     if layout != record.keys or not of_all_queries or record.operator.query_index is not None or not is_named:
