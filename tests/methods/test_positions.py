@@ -202,6 +202,9 @@ def test_the_command_draws_kernels_and_positions(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit) as drawn:
         main(["inspect", "swin_tiny_patch4_window7_224", "--weights", "none", "--positions", str(rotary)])
     assert drawn.value.code == 0
+    told = capsys.readouterr().err
+    assert "swin_tiny_patch4_window7_224" in told
+    assert "None" not in told
     stored = json.loads(Image.open(rotary).info["visattn"])
     assert stored["method"] == "attention"
     assert any("all pixels are 0" in note for note in stored["notes"])

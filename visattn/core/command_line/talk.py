@@ -38,11 +38,12 @@ def describe(quiet: bool, provenance: Provenance, told: set[str] | None = None) 
     parameters = ", ".join(name if value is True else f"{name} {value}" for name, value in given.items())
     about = (*_input(provenance), *provenance.notes)
     details = (*provenance.target, *_scale(provenance), *_box(provenance), *filterfalse(told.__contains__, about))
-    note(quiet, f"{provenance.image}: {provenance.method} ({parameters})", *(f"  {text}" for text in details))
+    shown = provenance.image or provenance.title  # a picture of parameters shows no image
+    note(quiet, f"{shown}: {provenance.method} ({parameters})", *(f"  {text}" for text in details))
     fresh = list(filterfalse(told.__contains__, provenance.warnings))
     again = len(provenance.warnings) - len(fresh)
     for text in [*fresh, *[f"{again} warning{'s' * (again > 1)} as above"] * bool(again)]:
-        click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
+        click.echo(f"visattn: warning: {printable(f'{shown}: {text}')}", err=True)
     told.update(about, provenance.warnings)
 
 

@@ -16,7 +16,7 @@ from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import OptionError
 
 NO_GLIMPSES = (
-    "the network takes no glimpses: no visattn.nn.Retina was called. Use method 'gradcam', or 'attention' of a transformer."
+    "the network takes no glimpses: no visattn.nn.Retina or DrawRead was called. Use method 'gradcam', or 'attention' of a transformer."
 )
 
 
@@ -24,10 +24,10 @@ NO_GLIMPSES = (
 def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     """Compute where a recurrent attention model looked: the share of its glimpses whose finest patch covers each pixel.
 
-    A patch covers a pixel if the pixel's center lies in `[top, bottom) x [left, right)`.
+    A patch covers a pixel if the pixel's center lies in `[top, bottom) x [left, right)`. Of `DrawRead`, it is the box of its filters.
 
     Args:
-        recording: Forward pass of a network with a `visattn.nn.Retina`. Its calls are always recorded.
+        recording: Forward pass of a network with a `visattn.nn.Retina` or `visattn.nn.DrawRead`. Their calls are always recorded.
         layer: Index or dotted name among the modules with glimpses.
 
     Returns:
@@ -66,7 +66,7 @@ def _on_input(look: FeatureRecord) -> Tensor:
     layout = look.layout
     if layout is None:
         raise OptionError(
-            f"{look.layer}: the position of its glimpses on the image could not be traced. Pass the retina the image or feature maps."
+            f"{look.layer}: the position of its glimpses on the image could not be traced. Pass it the image or feature maps."
         )
     return layout.on_input(look.value)
 
