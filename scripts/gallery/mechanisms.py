@@ -11,7 +11,7 @@ from visattn import data
 from visattn.core.drawing.sheets import contact_sheet
 from visattn.core.drawing.step_pages import step_page
 from visattn.core.maps import AttentionMap
-from visattn.core.methods.from_attention.attention_steps import attention_steps
+from visattn.core.methods import attention_steps
 from visattn.core.pipeline.learned_pictures import kernels_picture, positions_picture
 from visattn.core.pipeline.passes import look
 from visattn.nn import ContentLocationAddressing

@@ -84,7 +84,7 @@ def forward(located: Any = (SELF, ("before", 1)), **facts: Any) -> Any:
 
 def recorded(made: Any, call: Any = None, *, pass_: Any = None, of: Any = None, stream: Any = None) -> AttentionRecord | None:
     """Return the record of a call, or None."""
-    made._record(pass_ or forward(), nn.Identity(), call or Called(), of or attention(), stream)
+    made._record(pass_ or forward(), nn.Identity(), call or Called(), of or attention(), stream, False)
     return made.recording.records[0] if made.recording.records else None
 
 
@@ -100,7 +100,7 @@ def test_operands_of_wanted_layers_are_copied(values: bool, gradients: bool, lay
     made._receive("attn", owner, call, note)
     is_wanted = layers != "b*"
     assert call.asked == {"keep": (is_wanted, values or gradients, gradients)} | ({"sources": True} if is_wanted else {})
-    assert made._calls == [(owner, call, note, None)]
+    assert made._calls == [(owner, call, note, None, False)]
 
 
 def test_input_of_a_block_belongs_to_its_first_attention() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -12,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
-from tests.nn.test_captured import built
+from tests.nn.cases import with_nonzero_parameters
+from tests.nn.test_captured import NETWORKS
 from visattn.core.drawing.step_pages import bars, step_page
 from visattn.core.geometry import Box, Geometry
 from visattn.core.methods.from_attention.attention_steps import STEPS, attention_steps
@@ -67,7 +70,7 @@ def test_every_step_equals_loops(query: str) -> None:
 
 @pytest.mark.parametrize("name", ["window", "window shifted", "sliding window"])
 def test_windows_and_biases_take_part(name: str) -> None:
-    net = built(name)
+    net = with_nonzero_parameters(NETWORKS[name])
     with torch.no_grad(), visattn.capture(net, values=True) as recording:
         net(torch.randn(1, 3, 20, 28, generator=torch.Generator().manual_seed(0)))
     for head in range(2):
@@ -212,5 +215,23 @@ def test_the_page_holds_a_panel_for_each_step_and_its_provenance() -> None:
     geometry = Geometry((48, 64), (48, 64), Box(0, 0, 48, 64))
     found = attention_steps(recording, layer=2, query="patch:0,3")
     page = step_page(photo, found.map, geometry, found.weights.numpy(), panel=100, title="steps", notes=found.facts)
-    assert page.width >= 5 * 100
     assert page.provenance.parameters["query"] == "patch:0,3"
+    whole, starts = np.asarray(page).astype(int), []
+    for number in range(len(STEPS)):
+        values = found.map.values.clone()
+        values[number] = values[number].flip(0, 1)
+        other = step_page(photo, replace(found.map, values=values), geometry, found.weights.numpy(), panel=100, title="steps")
+        starts.append(changed_columns(whole, np.asarray(other)))
+    bars_alone = step_page(photo, found.map, geometry, found.weights.numpy()[::-1], panel=100, title="steps")
+    starts.append(changed_columns(whole, np.asarray(bars_alone)))
+    for first, last in starts:
+        assert last - first < 100
+    columns = [first // 108 for first, _ in starts]  # a panel and a gap
+    assert columns == [0, 1, 2, 3, 4]
+
+
+def changed_columns(page: Any, other: Any) -> tuple[int, int]:
+    """Return the first and the last column of pixels that differ above the lines of text below the panels."""
+    height = 120
+    columns = np.nonzero((page[:height] != other[:height]).any((0, 2)))[0]
+    return int(columns[0]), int(columns[-1])

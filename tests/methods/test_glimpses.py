@@ -176,7 +176,10 @@ def twice() -> Recording:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "transformer": (lambda: methods.glimpses(tiny.recording()), r"takes no glimpses: no visattn\.nn\.Retina was called"),
+    "transformer": (
+        lambda: methods.glimpses(tiny.recording()),
+        r"takes no glimpses: no visattn\.nn\.Retina or DrawRead was called",
+    ),
     "not followed": (
         lambda: methods.glimpses(seen(Lost(at((5, 3))))),
         "retina: the position of its glimpses .* could not be traced",

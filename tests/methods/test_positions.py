@@ -203,7 +203,7 @@ def test_the_command_draws_kernels_and_positions(tmp_path: Path, capsys: pytest.
         main(["inspect", "swin_tiny_patch4_window7_224", "--weights", "none", "--positions", str(rotary)])
     assert drawn.value.code == 0
     told = capsys.readouterr().err
-    assert "swin_tiny_patch4_window7_224" in told
+    assert "Swin-T (random" in told
     assert "None" not in told
     stored = json.loads(Image.open(rotary).info["visattn"])
     assert stored["method"] == "attention"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import visattn
 from tests.models.captions_by_loops import affine, lstm
-from visattn.errors import OptionError
+from visattn.errors import OptionError, ShapeError
 from visattn.models.draw import Draw, DrawOutput, bound
 
 SIZE, STEPS = (6, 5), 3
@@ -174,7 +174,7 @@ def test_reading_filters_are_glimpses_of_the_image_and_writing_ones_windows_of_t
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"Draw must be given \(B, 1, 6, 5\), got \(2, 1, 5, 6\)"):
+    with pytest.raises(ShapeError, match=r"Draw must be given \(B, 1, 6, 5\), got \(2, 1, 5, 6\)"):
         network()(images().mT)
     with pytest.raises(OptionError, match="steps must be a whole number of at least 1"):
         Draw(steps=0)

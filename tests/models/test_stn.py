@@ -1,4 +1,4 @@
-"""Classifier behind a spatial transformer: it begins as the plain network, and its window can be drawn."""
+"""Classifier behind a spatial transformer: it reads the window that the transformer predicts, which is published."""
 
 from __future__ import annotations
 

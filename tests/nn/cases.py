@@ -12,6 +12,16 @@ from visattn import nn as ours
 Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
 
 
+def with_nonzero_parameters(make: Callable[[], nn.Module]) -> nn.Module:
+    """Build a module in evaluation mode with fixed parameters; those that start at zero would hide the rest."""
+    torch.manual_seed(0)
+    module = make().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return module
+
+
 def maps(channels: int = 8, rows: int = 5, columns: int = 7, batch: int = 2) -> Callable[[], tuple[Tensor, ...]]:
     """Return a batch of feature maps with fixed values."""
     return lambda: (torch.randn(batch, channels, rows, columns, generator=torch.Generator().manual_seed(0)),)

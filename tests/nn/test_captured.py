@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import visattn
-from tests.nn.cases import GATES, PLACES
+from tests.nn.cases import GATES, PLACES, with_nonzero_parameters
 from visattn import nn as ours
 from visattn.errors import NoAttentionCaptured
 
@@ -158,15 +158,6 @@ def image() -> Tensor:
     return torch.randn(2, 3, 20, 28, generator=torch.Generator().manual_seed(0))
 
 
-def built(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    net = NETWORKS[name]().eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    return net
-
-
 def seen(net: nn.Module) -> visattn.Recording:
     with torch.no_grad(), visattn.capture(net) as recording:
         net(image())
@@ -175,7 +166,7 @@ def seen(net: nn.Module) -> visattn.Recording:
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_a_module_under_capture_is_placed_or_a_gate_or_left_out_for_a_true_reason(name: str) -> None:
-    net = built(name)
+    net = with_nonzero_parameters(NETWORKS[name])
     for _ in range(2):  # traced, and on the tape that is known
         if name in REASONS:
             with pytest.raises(NoAttentionCaptured, match=re.escape(REASONS[name])):
@@ -214,7 +205,7 @@ def test_every_module_is_in_the_sweep() -> None:
     ],
 )
 def test_the_weights_recorded_are_those_that_the_module_returns(name: str) -> None:
-    net: Any = built(name)
+    net: Any = with_nonzero_parameters(NETWORKS[name])
     recording = seen(net)
     with torch.no_grad():
         x = net.stem(image()).flatten(2).mT
@@ -225,7 +216,7 @@ def test_the_weights_recorded_are_those_that_the_module_returns(name: str) -> No
 
 @pytest.mark.parametrize("name", sorted(WINDOWED))
 def test_windows_are_the_cells_that_have_weight(name: str) -> None:
-    net: Any = built(name)
+    net: Any = with_nonzero_parameters(NETWORKS[name])
     recording = seen(net)
     (window,) = (feature for feature in recording.features if feature.role == "window")
     assert window.layout == recording[0].keys
@@ -242,7 +233,7 @@ def test_windows_are_the_cells_that_have_weight(name: str) -> None:
 
 
 def test_windows_of_a_grid_that_is_not_the_image_have_no_place() -> None:
-    net: Any = built("local-m")
+    net: Any = with_nonzero_parameters(NETWORKS["local-m"])
     net.attend = lambda net, x: net.module(net.query(x) @ x.mT, net.value(x), (7, 5))
     (window,) = (feature for feature in seen(net).features if feature.role == "window")
     assert window.layout is None
@@ -252,7 +243,7 @@ def test_windows_of_a_grid_that_is_not_the_image_have_no_place() -> None:
 def test_filters_of_draw_are_published_where_they_lie(role: str) -> None:
     """The box is compared with the filters themselves: the means of the outer ones, half a spacing further out."""
     name = "DRAW read" if role == "glimpse" else "DRAW write"
-    net: Any = built(name)
+    net: Any = with_nonzero_parameters(NETWORKS[name])
     (feature,) = (feature for feature in seen(net).features if feature.role == role)
     assert feature.layout is not None
     assert feature.layout.grid == GRID

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from tests.nn.cases import GATES, PLACES, TOKENS, Case
+from tests.nn.cases import GATES, PLACES, TOKENS, Case, with_nonzero_parameters
 from tests.samples import sampled
 from visattn import nn as ours
 from visattn.errors import ShapeError, VisattnError
@@ -22,13 +22,8 @@ ATTACHED = sorted(ours.ATTENTION)
 
 def built(case: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Build a module in evaluation mode with fixed nonzero parameters, and its input."""
-    torch.manual_seed(0)
     make, given = case
-    module = make().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():  # parameters that start at zero would hide the rest
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    return module, given()
+    return with_nonzero_parameters(make), given()
 
 
 def outputs(result: object) -> list[Tensor]:

@@ -354,7 +354,7 @@ def _matrix(recording: Any, layer: int | str, chosen: str) -> Any:  # noqa: ANN4
 def _steps(recording: Any, prepared: Any, options: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401
     """Return the figure of the steps, and what the scale does as lines of text."""
     from visattn.core.drawing.step_pages import step_page
-    from visattn.core.methods.from_attention.attention_steps import attention_steps
+    from visattn.core.methods import attention_steps
 
     head = whole_number(options["head"]) or 0
     found = attention_steps(recording, layer=_number(options["layer"]), head=head, query=options["query"])

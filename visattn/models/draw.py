@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn._support.checks import at_least
-from visattn.errors import OptionError
+from visattn.errors import ShapeError
 from visattn.nn import DrawRead, DrawWrite
 
 
@@ -62,8 +62,13 @@ class Draw(nn.Module):
             OptionError: If a number is below 1.
         """
         super().__init__()
-        self.img_size, self.in_channels = (at_least("height", img_size[0]), at_least("width", img_size[1])), in_channels
-        self.steps, self.latent_dim, self.hidden_dim = at_least("steps", steps), at_least("latent_dim", latent_dim), hidden_dim
+        height, width = img_size
+        self.img_size, self.in_channels = (
+            (at_least("height", height), at_least("width", width)),
+            at_least("in_channels", in_channels),
+        )
+        self.steps, self.latent_dim = at_least("steps", steps), at_least("latent_dim", latent_dim)
+        self.hidden_dim = at_least("hidden_dim", hidden_dim)
         self.read = DrawRead(hidden_dim, patch_size=read_size)
         self.encoder = nn.LSTMCell(2 * in_channels * read_size**2 + hidden_dim, hidden_dim)
         self.mean, self.log_deviation = nn.Linear(hidden_dim, latent_dim), nn.Linear(hidden_dim, latent_dim)
@@ -71,10 +76,16 @@ class Draw(nn.Module):
         self.write = DrawWrite(in_channels, hidden_dim, patch_size=write_size)
 
     def forward(self, images: Tensor) -> DrawOutput:
-        """Paint the images again."""
+        """Paint the images again.
+
+        Raises:
+            ShapeError: If the images have another size or another number of channels.
+        """
         if images.shape[1:] != (self.in_channels, *self.img_size):
             wanted = f"(B, {self.in_channels}, {self.img_size[0]}, {self.img_size[1]})"
-            raise OptionError(f"Draw must be given {wanted}, got {tuple(images.shape)}.")
+            raise ShapeError(
+                f"Draw must be given {wanted}, got {tuple(images.shape)}. Resize the images, or build it with img_size."
+            )
         seen = decoded = self._zeros(images)
         canvas, steps = torch.zeros_like(images), []
         for _ in range(self.steps):

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import at_least
 from visattn.errors import OptionError
 from visattn.nn import LocalPredictive, SlidingWindowAttention
 
@@ -51,13 +52,18 @@ class LocalViT(nn.Module):
             in_channels: Number of input channels, C.
 
         Raises:
-            OptionError: If the patches do not cover the images, or a number is too small.
+            OptionError: If the patches do not cover the images, `embed_dim` is not a multiple of 4 and of `num_heads`, or a number is
+                below 1.
         """
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         if height % PATCH or width % PATCH:
             raise OptionError(f"img_size must be a multiple of {PATCH}, got {height} x {width}.")
-        self.grid = height // PATCH, width // PATCH
+        if embed_dim % 4 or embed_dim < 4:
+            raise OptionError(f"embed_dim must be a multiple of 4, got {embed_dim}.")
+        for name, number in (("num_classes", num_classes), ("in_channels", in_channels), ("number of radii", len(radii))):
+            at_least(name, number)
+        self.grid = at_least("height", height // PATCH), at_least("width", width // PATCH)
         self.stem = nn.Sequential(*_stem(in_channels, embed_dim))
         self.pos_embed = nn.Parameter(0.02 * torch.randn(1, self.grid[0] * self.grid[1], embed_dim))
         self.blocks = nn.ModuleList(

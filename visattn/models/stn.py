@@ -1,4 +1,4 @@
-"""Classifier behind a spatial transformer: it finds an item, turns it upright, and then names it.
+"""Classifier behind a spatial transformer, which samples a part of the image for it, at any size and angle.
 
 Jaderberg et al., "Spatial Transformer Networks", NeurIPS 2015, arXiv:1506.02025, section 4.1. The transformer samples a smaller image from
 the window that it predicts, and a small CNN classifies that. `transformer=False` is the baseline: the same CNN on the whole image.
@@ -38,6 +38,8 @@ class TransformedClassifier(nn.Module):
         """
         super().__init__()
         size = at_least("window_size", window_size), window_size
+        for name, number in (("width", width), ("num_classes", num_classes), ("in_channels", in_channels)):
+            at_least(name, number)
         self.transformer = (
             SpatialTransformer(in_channels, localization=_finder(in_channels), size=size) if transformer else nn.Identity()
         )

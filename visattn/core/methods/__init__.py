@@ -21,6 +21,10 @@ if TYPE_CHECKING:
         smoothgrad as smoothgrad,
     )
     from visattn.core.methods.from_attention.attention import attention as attention
+    from visattn.core.methods.from_attention.attention_steps import (
+        AttentionSteps as AttentionSteps,
+        attention_steps as attention_steps,
+    )
     from visattn.core.methods.from_attention.flow import attention_flow as attention_flow
     from visattn.core.methods.from_attention.gradients import (
         attention_gradient as attention_gradient,
@@ -57,6 +61,7 @@ else:
         __name__,
         functions
         | {
+            ".from_attention.attention_steps": ["AttentionSteps", "attention_steps"],
             ".method": ["Method"],
             ".queries": ["QUERY_SPELLINGS"],
             ".scored": ["ScoredImages"],

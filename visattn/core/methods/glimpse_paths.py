@@ -16,7 +16,8 @@ from visattn.core.records import FeatureRecord, Recording, TokenLayout
 from visattn.errors import OptionError
 
 NO_GLIMPSES = (
-    "the network takes no glimpses: no visattn.nn.Retina or DrawRead was called. Use method 'gradcam', or 'attention' of a transformer."
+    "the network takes no glimpses: no visattn.nn.Retina or DrawRead was called. Use method 'gradcam', or 'attention' of a "
+    "transformer."
 )
 
 

@@ -118,7 +118,7 @@ def attention_steps(
         fix = worded("Use capture(model, values=True).", "Pass the photo and --model; studies hold no values.")
         raise OptionError(f"values were not kept. {fix}")
     number, chosen = _token(record, query, recording)
-    dots, scores = _pairs(operator, head)
+    products, scores = _pairs(operator, head)
     exact = operator.to(torch.float64)
     weights = exact.rows(torch.tensor([number]))[0, head, 0].cpu()
     index = operator.key_index
@@ -126,7 +126,7 @@ def attention_steps(
     output = weights @ value
     added = weights * (value @ output) / torch.linalg.vector_norm(output).clamp_min(torch.finfo(output.dtype).tiny)  # 0 if o is 0
     is_seen = scores[number].isfinite()
-    shown = [row.where(is_seen, row[is_seen].amin() if bool(is_seen.any()) else 0) for row in (dots[number], scores[number])]
+    shown = [row.where(is_seen, row[is_seen].amin() if bool(is_seen.any()) else 0) for row in (products[number], scores[number])]
     values = torch.stack([*shown, weights, added]).float()[None]
     found = to_map(
         recording,
@@ -140,7 +140,7 @@ def attention_steps(
         facts=MapFacts(interval=True),
         queries=record.queries,
     )
-    variance = float(dots[scores.isfinite()].var(correction=0))
+    variance = float(products[scores.isfinite()].var(correction=0))
     unscaled = copy.copy(exact)
     unscaled.scale = 1.0
     return AttentionSteps(
@@ -174,19 +174,19 @@ def _pairs(operator: SoftmaxOperator, head: int) -> tuple[Tensor, Tensor]:
     In windows, pairs of different windows are hidden.
     """
     queries, keys = (tensor[0, head].double().cpu() for tensor in (operator.queries(), operator.keys()))
-    dots = queries @ keys.mT
+    products = queries @ keys.mT
     if operator.query_index is None or operator.key_index is None:
         bias = torch.zeros(()) if operator.bias is None else operator.bias[0, head % operator.bias.shape[1], 0].double().cpu()
-        return dots, dots * operator.scale + bias
-    scores = torch.full_like(dots, -torch.inf)
+        return products, products * operator.scale + bias
+    scores = torch.full_like(products, -torch.inf)
     for block, (rows, columns) in enumerate(zip(operator.query_index.cpu(), operator.key_index.cpu(), strict=True)):
-        inside = dots[rows[:, None], columns] * operator.scale
+        inside = products[rows[:, None], columns] * operator.scale
         if operator.bias is not None:
             of_block = operator.bias[0, head % operator.bias.shape[1], block % operator.bias.shape[2]].double().cpu()
             inside = inside + of_block
         kept_rows, kept_columns = rows >= 0, columns >= 0
         scores[rows[kept_rows][:, None], columns[kept_columns]] = inside[kept_rows][:, kept_columns]
-    return dots, scores
+    return products, scores
 
 
 def _mean_entropy(operator: SoftmaxOperator, head: int) -> float:
