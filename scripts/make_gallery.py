@@ -17,6 +17,7 @@ from gallery.house import house
 from gallery.layer import layer_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.mechanisms import mechanism_pictures
+from gallery.networks import network_pictures
 from gallery.readout import readout_sheet
 from gallery.regions import means_sheet, regions_sheet
 from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
@@ -120,7 +121,7 @@ def main() -> None:
     _save("sampled", sampled_sheet())
     _save("viewer", viewer_screen(model))
     viewer_film(model, FOLDER / "viewer.webp")
-    for name, picture in (mechanism_pictures() | space_pictures()).items():
+    for name, picture in (mechanism_pictures() | network_pictures() | space_pictures()).items():
         _save(name, picture)
     film_picture(model, FOLDER / "film.webp")
     walk_picture(model, FOLDER / "walk.webp")

@@ -52,7 +52,8 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="folder with the files of Fashion-MNIST")
     options = parser.parse_args()
     if options.film:
-        write_whole(options.output, strip(load(options.film), binary("test", options.root, None)[:SHOWN]))
+        page = strip(load(options.film), binary("test", options.root, None)[:SHOWN])
+        write_whole(options.output, encoded(page, "PNG"))
         return
     if options.output.exists():
         parser.error(f"{options.output} exists; choose a new folder.")
@@ -62,13 +63,13 @@ def main() -> None:
     falling = trained(model, train, test, options.epochs, options.seed)
     seconds = time.perf_counter() - began
     facts = {
-        "model": "visattn_draw",
+        "kind": "DRAW network",
         "options": {"img_size": list(model.img_size), **NETWORK},
         "data": DATA,
         "seed": options.seed,
     }
     write_folder(model, options.output, facts | {"bound_of_test_images": falling[-1][1]})
-    write_whole(options.output / "film.png", strip(model, test[:SHOWN]))
+    write_whole(options.output / "film.png", encoded(strip(model, test[:SHOWN]), "PNG"))
     text = card(options, model, falling, (independent(train, test), seconds))
     (options.output / "README.md").write_text(text, encoding="utf-8")
     print(f"wrote {options.output}", file=sys.stderr)
@@ -119,8 +120,8 @@ def load(folder: Path) -> Draw:
 
 
 @torch.no_grad()
-def strip(model: Draw, images: Tensor) -> bytes:
-    """Draw images, and the canvas after each step with what was read and written; last a new image from the prior, as a PNG file."""
+def strip(model: Draw, images: Tensor) -> Image.Image:
+    """Draw images, and the canvas after each step with what was read and written; last a new image from the prior."""
     told = model(images)
     rows: list[list[Cell | None]] = []
     for number, image in enumerate(images):
@@ -137,13 +138,12 @@ def strip(model: Draw, images: Tensor) -> bytes:
     ]
     for step in range(model.steps):
         new.append(Cell(draw_box(enlarged(canvases[0, step, 0]), scaled(boxes[0, step])), heading=f"step {step + 1}"))
-    page = sheet(
+    return sheet(
         [*rows, new],
         panel=SCALE * model.img_size[1],
         title="DRAW",
-        notes=[f"{READ}; {WRITTEN}", "last row: painted from the prior"],
+        notes=[f"{READ}; {WRITTEN}; a box that is not seen lies outside the image", "last row: painted from the prior"],
     )
-    return encoded(page, "PNG")
 
 
 def enlarged(pixels: Tensor) -> Image.Image:

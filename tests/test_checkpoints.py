@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torchvision.transforms.functional import pil_to_tensor
 
 import visattn
 from tests.conftest import Figures
@@ -23,6 +24,7 @@ from visattn.core.methods import gates
 from visattn.core.pipeline.passes import look
 from visattn.data.scenes import Mark, Pairs, Scenes
 from visattn.data.scenes.causes import Cause, CausedScenes
+from visattn.models.draw import Draw, bound
 
 pytestmark = pytest.mark.full
 
@@ -51,11 +53,13 @@ NETWORKS: dict[str, Mark] = {
 
 
 CAPTIONERS = {"captions_soft": 0.95, "captions_hard": 0.9, "captions_uniform": 0.0}  # required share of exact sets
-RAM = "ram_fashion_mnist"
+RAM, DRAW = "ram_fashion_mnist", "draw_fashion_mnist"
 
 
 def test_every_folder_is_listed_and_checkpoints_are_small() -> None:
-    assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir()) == sorted([*CAPTIONERS, *NETWORKS, RAM, "causes"])
+    assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir()) == sorted(
+        [*CAPTIONERS, *NETWORKS, RAM, DRAW, "causes"]
+    )
     sizes = {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in FOLDER.iterdir() if path.is_dir()}
     assert sizes["captions_soft"] + sizes["captions_hard"] < 8e6
     weights = {path: path.stat().st_size for path in FOLDER.rglob("*.safetensors")}
@@ -143,6 +147,26 @@ def test_the_recurrent_attention_model_matches_its_card() -> None:
     assert f"{told['test_accuracy']:.2%}" in card
     model = visattn.load_model(str(FOLDER / RAM))
     assert 0 <= int(model(torch.zeros(1, 1, 28, 28)).logits.argmax()) < 10
+
+
+def test_the_network_that_paints_matches_its_card() -> None:
+    card = (FOLDER / DRAW / "README.md").read_text(encoding="utf-8")
+    told = json.loads((FOLDER / DRAW / "model.json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256((FOLDER / DRAW / "model.safetensors").read_bytes()).hexdigest()
+    assert told["sha256"] == digest
+    assert f"sha256 `{digest}`" in card
+    model = Draw(**told["options"] | {"img_size": tuple(told["options"]["img_size"])}).train()
+    model.load_state_dict(load_file(FOLDER / DRAW / "model.safetensors"))
+    assert f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters" in card
+    tests = data.load_labeled("fashion-mnist", "test")
+    pictures = torch.stack([pil_to_tensor(tests[i][0].convert("L")) for i in range(1000)])
+    images = (pictures >= 128).float()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        nats = bound(model(images), images)
+    low, high = (float(end) for end in re.findall(r"\(([\d.]+) to ([\d.]+), 95 %\)", card)[0])
+    spread = float(nats.std()) / len(nats) ** 0.5
+    assert low - 3 * spread < float(nats.mean()) < high + 3 * spread
 
 
 @pytest.mark.parametrize("name", sampled(NETWORKS, 3))

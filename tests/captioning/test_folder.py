@@ -286,3 +286,8 @@ def test_classifier_and_captioner_folders_are_distinguished(tmp_path: Path) -> N
         load_captioner(tmp_path / "final")
     with pytest.raises(WeightsError, match=r"holds a captioner, not a classifier; use visattn\.captioning\.load_captioner\.$"):
         folders.load(kept(tmp_path / "other"))
+    neither = changed(kept(tmp_path / "neither"), kind="DRAW network")
+    with pytest.raises(WeightsError, match=r"holds a DRAW network, not a classifier\.$"):
+        folders.load(neither)
+    with pytest.raises(WeightsError, match="holds a DRAW network, not a captioner"):
+        load_captioner(neither)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import torch
 from msgspec import Meta
 
-from visattn._support.checks import printable
+from visattn._support.checks import printable, told
 from visattn._support.json_files import Share, converted
 from visattn._support.language import option
 from visattn._support.own_code import is_function
@@ -173,8 +173,9 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance, 
     """
     name, shown = printable(str(folder)), printable(str(folder / FACTS))
     described = read_facts(folder)
-    if described.get("kind") != KIND:
-        raise WeightsError(f"{name}: holds a classifier, not a captioner. Pass the folder of a trained captioner, RUN/final.")
+    kind = described.get("kind", "classifier")
+    if kind != KIND:
+        raise WeightsError(f"{name}: holds a {told(kind)}, not a captioner. Pass the folder of a trained captioner, RUN/final.")
     blueprint = _read(described, shown)
     if is_function(blueprint.encoder.model):
         raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}; loading does not run Python files.")

@@ -1,0 +1,73 @@
+"""Gallery pictures of the networks that show one mechanism each: DRAW, the spatial transformer, and vision transformers with windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torchvision.transforms.functional import to_pil_image
+from train_draw import SHOWN, binary, load, strip
+
+import visattn
+from visattn import data
+from visattn.core.drawing.marks import draw_window
+from visattn.core.drawing.pages import Cell, sheet
+from visattn.core.geometry import affine_corners
+from visattn.core.pipeline.passes import look
+
+CHECKPOINTS = Path(__file__).parents[2] / "models"
+SCENE, QUERY = "scene:7", "patch:5,9"  # where the windows lie
+PANEL = 224
+CLASSES = 6  # of Fashion-MNIST, the first test picture of each
+WINDOWS = {"scenes_sliding_vit": "around the query", "scenes_predictive_vit": "where the query predicts"}
+
+
+def network_pictures() -> dict[str, Image.Image]:
+    """Return the pictures by name."""
+    return {"draw": _draw(), "transformer": _transformer(), "windows": _windows()}
+
+
+def _draw() -> Image.Image:
+    return strip(load(CHECKPOINTS / "draw_fashion_mnist"), binary("test", None, None)[:SHOWN])
+
+
+@torch.no_grad()
+def _transformer() -> Image.Image:
+    """Draw the window that the spatial transformer predicts for some test images, and below what the classifier receives."""
+    model = visattn.load_model(str(CHECKPOINTS / "stn_fashion_mnist"))
+    tests = data.load_labeled("fashion-mnist-turned", "test")
+    above, below = list[Cell | None](), list[Cell | None]()
+    for label in range(CLASSES):
+        picture = next(picture for picture, one in map(tests.__getitem__, range(len(tests))) if one == label)
+        side = picture.width * (PANEL // picture.width)
+        large = picture.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
+        prepared = visattn.prepare(large, model)
+        (window,) = (feature for feature in look(model, prepared).features if feature.role == "transform")
+        theta = window.value.float()
+        corners = [(y * side, x * side) for y, x in affine_corners(theta[0].tolist())]
+        answer = tests.classes[int(model(prepared.pixels).argmax())]
+        above.append(Cell(draw_window(large, corners), answer, tests.classes[label]))
+        pixels = (prepared.pixels - prepared.pixels.min()) / (prepared.pixels.max() - prepared.pixels.min())
+        sampled = F.grid_sample(pixels, F.affine_grid(theta, [1, 1, 28, 28], align_corners=False), align_corners=False)
+        below.append(Cell(to_pil_image(sampled[0]).convert("RGB").resize((side, side), Image.Resampling.NEAREST)))
+    notes = (
+        "First test image of each of the first classes: true class above, predicted class below.",
+        "Upper row: the window, with a dot at its top-left corner. Lower row: what the classifier receives.",
+    )
+    return sheet([above, below], panel=side, title="Spatial transformer on turned and cluttered Fashion-MNIST", notes=notes)
+
+
+def _windows() -> Image.Image:
+    """Draw the attention of one patch in each block of two networks whose windows grow with depth."""
+    rows = list[list[Cell | None]]()
+    for name, where in WINDOWS.items():
+        model = visattn.load_model(name)
+        cells = list[Cell | None]()
+        for layer in range(len(model.blocks)):  # type: ignore[arg-type]
+            found = visattn.explain(model, SCENE, method="attention", layer=layer, query=QUERY, fusion="mean")
+            cells.append(Cell(found.overlay(), f"block {layer}", where if layer == 0 else ""))
+        rows.append(cells)
+    notes = ("Each block attends in a larger window. White box: the window that the query predicts; ring: the query.",)
+    return sheet(rows, panel=PANEL, title="Local attention of one patch", notes=notes)
