@@ -1,4 +1,4 @@
-"""Gallery pictures of the networks that show one mechanism each: DRAW, the spatial transformer, and vision transformers with windows."""
+"""Gallery pictures of networks that show one mechanism each, and of what an adversarial patch does to two others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from adversarial_patch import FOLDER as PATCHES, TARGET, put, scenes, seen
 from PIL import Image
-from torchvision.transforms.functional import to_pil_image
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from train_draw import SHOWN, binary, load, strip
 
 import visattn
@@ -16,17 +17,20 @@ from visattn.core.drawing.marks import draw_window
 from visattn.core.drawing.pages import Cell, sheet
 from visattn.core.geometry import affine_corners
 from visattn.core.pipeline.passes import look
+from visattn.data.scenes import CLASSES
 
 CHECKPOINTS = Path(__file__).parents[2] / "models"
 SCENE, QUERY = "scene:7", "patch:5,9"  # where the windows lie
 PANEL = 224
-CLASSES = 6  # of Fashion-MNIST, the first test picture of each
+SHOWN_CLASSES = 6  # of Fashion-MNIST, the first test picture of each
 WINDOWS = {"scenes_sliding_vit": "around the query", "scenes_predictive_vit": "where the query predicts"}
+CLASSLESS = "eigencam", "rollout"
+PATCHED = {"scenes_cnn": ("eigencam", "gradcam"), "scenes_vit": ("rollout", "relevance")}
 
 
 def network_pictures() -> dict[str, Image.Image]:
     """Return the pictures by name."""
-    return {"draw": _draw(), "transformer": _transformer(), "windows": _windows()}
+    return {"draw": _draw(), "transformer": _transformer(), "windows": _windows(), "patch": _patch()}
 
 
 def _draw() -> Image.Image:
@@ -39,7 +43,7 @@ def _transformer() -> Image.Image:
     model = visattn.load_model(str(CHECKPOINTS / "stn_fashion_mnist"))
     tests = data.load_labeled("fashion-mnist-turned", "test")
     above, below = list[Cell | None](), list[Cell | None]()
-    for label in range(CLASSES):
+    for label in range(SHOWN_CLASSES):
         picture = next(picture for picture, one in map(tests.__getitem__, range(len(tests))) if one == label)
         side = picture.width * (PANEL // picture.width)
         large = picture.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
@@ -71,3 +75,29 @@ def _windows() -> Image.Image:
         rows.append(cells)
     notes = ("Each block attends in a larger window. White box: the window that the query predicts; ring: the query.",)
     return sheet(rows, panel=PANEL, title="Local attention of one patch", notes=notes)
+
+
+@torch.no_grad()
+def _patch() -> Image.Image:
+    """Draw a scene that a patch turns, before and after, and maps for the class of the patch, for two networks."""
+    rows = list[list[Cell | None]]()
+    for name, methods in PATCHED.items():
+        model = visattn.load_model(name)
+        patch = pil_to_tensor(Image.open(PATCHES / f"{name}.png").convert("RGB")).float() / 255
+        images, labels = scenes(20, 2)
+        images = images[labels != TARGET]
+        covered, _ = put(images, patch, torch.Generator().manual_seed(0))
+        before, after = (seen(model)(pixels).argmax(1) for pixels in (images, covered))
+        number = int(((after == TARGET) & (before != TARGET)).nonzero()[0])
+        photos = [to_pil_image(pixels[number]) for pixels in (images, covered)]
+        cells: list[Cell | None] = [
+            Cell(photo.resize((PANEL, PANEL), Image.Resampling.NEAREST), CLASSES[int(answer[number])], name if not place else "")
+            for place, (photo, answer) in enumerate(zip(photos, (before, after), strict=True))
+        ]
+        for method in methods:
+            with torch.enable_grad():
+                found = visattn.explain(model, photos[1], method=method, target=None if method in CLASSLESS else TARGET)
+            cells.append(Cell(found.overlay().resize((PANEL, PANEL)), method))
+        rows.append(cells)
+    notes = (f"Left: the scene and its class; then with the patch. Maps: for the class {CLASSES[TARGET]}.",)
+    return sheet(rows, panel=PANEL, title="An adversarial patch, and where maps look", notes=notes)
