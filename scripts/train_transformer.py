@@ -33,7 +33,6 @@ from visattn.training.report.card import wilson
 
 DATA = "fashion-mnist-turned"
 RATE, EPOCHS, SEEDS = 2e-3, 8, 3
-FINDING = 0.1  # learning rate of the localization network, relative to the others: a window outside the image gets no gradient
 NETWORKS: dict[str, dict[str, Any]] = {"spatial transformer": {}, "plain": {"transformer": False}}
 
 
@@ -66,7 +65,6 @@ def main() -> None:
                 epochs=options.epochs,
                 seed=seed,
                 rate=RATE,
-                slower=("transformer.", FINDING),
             )
             seconds[name] += time.perf_counter() - began
             right[name].append(named_right(model, test))
@@ -135,7 +133,7 @@ def card(options: argparse.Namespace, sets: dict[str, LabeledDataset], model: nn
 {shlex.join(["python", "scripts/train_transformer.py", *sys.argv[1:]])}
 ```
 
-Adam at a learning rate of {RATE:g}, of the transformer {FINDING * RATE:g}, that falls along a cosine, batches of {BATCH},
+Adam at a learning rate of {RATE:g} that falls along a cosine, batches of {BATCH},
 {options.epochs} epochs, no augmentation; {versions}.
 
 ## Evaluation results

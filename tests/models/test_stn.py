@@ -54,3 +54,17 @@ def test_it_is_a_reference_network_that_takes_no_other_attention() -> None:
         OptionError, match=r"visattn_stn has its own attention \(a spatial transformer\) and takes no other, got se"
     ):
         Blueprint("visattn_stn", ("a", "b"), 1, (60, 60), (0.3,), (0.2,), attention="se").build()
+
+
+@pytest.mark.parametrize("start", [0.25, 1.0])
+def test_the_window_starts_in_the_middle(start: float) -> None:
+    model: Any = TransformedClassifier(window_size=15, start=start).eval()
+    corners = model.transformer.theta.bias.view(2, 3) @ torch.tensor([[-1.0, 1], [-1, 1], [1, 1]])
+    torch.testing.assert_close(corners, torch.tensor([[-start, start], [-start, start]]))
+    assert not model.transformer.theta.weight.any()
+
+
+@pytest.mark.parametrize("start", [0.0, 1.5])
+def test_a_start_out_of_range_is_refused(start: float) -> None:
+    with pytest.raises(OptionError, match=r"start must lie in \(0, 1\], got"):
+        TransformedClassifier(start=start)
