@@ -270,8 +270,8 @@ def test_gradients_of_words_are_those_of_finite_differences(attention: Attention
     assert (drawn != faded).any() == (attention != "uniform")  # a constant map has no colors
     for changes in ({"betas": (0.0,) * 3}, {"windows": (Box(0, 0, 8, 8),) * 3}, {"chosen_cells": ((0, 0),) * 3}):
         assert (np.asarray(replace(caption, **changes).filmstrip()) == drawn).all()  # these belong to the attention
-    with pytest.raises(OptionError, match="unknown by 'slope'"):
-        captioner.generate([photo], by="slope")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="unknown by 'saliency'"):
+        captioner.generate([photo], by="saliency")  # type: ignore[arg-type]
 
 
 def test_windows_of_local_attention_hold_all_of_a_word_and_are_drawn() -> None:

@@ -34,6 +34,7 @@ Role = Literal[
 ColorProfile = Literal["convert", "ignore"]
 DiscardOver = Literal["row", "layer"]
 Sampling = Literal["sample", "argmax", "expected", "gumbel"]
+By = Literal["attention", "gradient"]  # what the map of a word shows
 Implementation = Literal["tiles", "reversed"]
 Space = Literal["logit", "prob", "logprob"]
 Task = Literal["classes", "multi_label", "regression", "embedding"]  # what a model's outputs are

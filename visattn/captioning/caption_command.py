@@ -12,7 +12,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import is_folder
-from visattn._support.types import Interpolation, Sampling
+from visattn._support.types import By, Interpolation, Sampling
 from visattn._support.whole_files import check_outputs, result_names, write_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import Command
@@ -63,7 +63,7 @@ _SAMPLINGS = [way for way in get_args(Sampling) if way != "gumbel"]  # gumbel is
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Random seed of --sampling sample.")
 @click.option(
     "--by",
-    type=click.Choice(("attention", "gradient")),
+    type=click.Choice(get_args(By)),
     default="attention",
     show_default=True,
     help="What the map of a word shows: the attention before it, or the gradient of its log-probability at each cell.",

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from PIL import Image
@@ -19,6 +19,7 @@ from visattn._support.files import exists, is_file
 from visattn._support.language import option
 from visattn._support.modes import evaluating, in_own_modes
 from visattn._support.reprs import brief
+from visattn._support.types import By
 from visattn.captioning.beam_search import search
 from visattn.captioning.captioner_folders import CaptionerBlueprint, load
 from visattn.captioning.encoders import receptive_field
@@ -38,9 +39,7 @@ from visattn.core.records import TokenLayout
 from visattn.data.captions import SCENES
 from visattn.errors import LayoutError, OptionError
 from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, LocalAttention, ShowAttendTell
-from visattn.nn.tokens.local import windows
 
-By = Literal["attention", "gradient"]
 METHODS: Mapping[By, str] = {"attention": "caption attention", "gradient": "caption gradient"}
 MEANINGS: Mapping[By, str] = {"attention": "attention", "gradient": "norm of the gradient"}
 _FLATTEST, _STRONGEST = 0.5, 1.6  # deviation of generated scenes from the mean of all, in standard deviations: 0.6 to 1.5
@@ -325,7 +324,6 @@ class Captioner:
         rows, columns = decoded.grid
         scores = _chances(decoded, _padded(words).to(decoded.logits.device)).sum(1).tolist()
         hard = self._takes_one_location(sampling)
-        local = isinstance(self.model.look, LocalAttention)
         captions = []
         for i, text in enumerate(texts):
             count = len(text)
@@ -353,15 +351,17 @@ class Captioner:
                     chosen_cells=tuple(divmod(cell, columns) if hard else None for cell in taken),
                     photo=prepared.photos[i],
                     geometry=prepared.geometries[i],
-                    windows=self._windows(decoded.center[i, :count], layout) if local else (),
+                    windows=self._windows(decoded.center[i, :count], layout),
                 )
             )
         return captions
 
     def _windows(self, centers: Tensor, layout: TokenLayout) -> tuple[Box, ...]:
-        """Return the window of each word around its center `(words, 2)`, in pixels of the captioner's input."""
+        """Return the window of local attention for each word around its center `(words, 2)`, in pixels of the captioner's input."""
+        if not isinstance(self.model.look, LocalAttention):
+            return ()
         rows, columns = layout.grid
-        cells = windows(centers[None], self.blueprint.radius, (rows, columns))[0, :, :4]
+        cells = self.model.look.near.windows(centers[None], (rows, columns))[0, :, :4]
         return tuple(Box(*box) for box in layout.on_input(cells).tolist())
 
 

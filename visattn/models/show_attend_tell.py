@@ -38,6 +38,7 @@ __all__ = [
     "EncodedImage",
     "Estimator",
     "First",
+    "LocalAttention",
     "Objective",
     "ShowAttendTell",
     "loss",

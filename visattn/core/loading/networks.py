@@ -9,7 +9,7 @@ from visattn._support.checks import one_of
 from visattn._support.extras import need
 from visattn._support.files import exists
 
-__all__ = ["CAPTIONERS", "NETWORKS", "network_path"]
+__all__ = ["CAPTIONERS", "NETWORKS", "captioner_folder", "network_path"]
 
 NETWORKS = ("scenes_cnn", "scenes_cnn_shortcut", "scenes_vit", "scenes_vit_shortcut")  # classifiers of `visattn.data.scenes`
 CAPTIONERS = ("captions_soft", "captions_hard", "captions_uniform")  # of the same scenes

@@ -125,6 +125,15 @@ class LocalPredictive(nn.Module):
         share = share.to(torch.promote_types(share.dtype, torch.float32)).sigmoid()  # bfloat16 is too coarse for positions
         return share * torch.tensor([size - 1 for size in grid], dtype=share.dtype, device=share.device)
 
+    def windows(self, centers: Tensor, grid: Sequence[int]) -> Tensor:
+        """Compute which cells of a grid lie in the windows around centers `(B, T, 2)`, for figures.
+
+        Returns:
+            `(B, T, 6)` in cells: top, left, bottom and right of each window, clipped at the borders, then row and column of its center,
+            where cell `i` extends from `i` to `i + 1`.
+        """
+        return _windows(centers, self.radius, grid)
+
     def attend(
         self, scores: Tensor, value: Tensor, centers: Tensor, grid: Sequence[int], mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -144,21 +153,11 @@ class LocalPredictive(nn.Module):
 def _publish(module: LocalMonotonic | LocalPredictive, value: Tensor, centers: Tensor, grid: Sequence[int]) -> None:
     """Publish the cells in reach of each query, and its center, `(B, T, axes)`, if the grid is that of a map."""
     if len(grid) == 2 and is_heard():
-        publish(module, "window", lambda: windows(centers, module.radius, grid), torch.unflatten(value.mT, 2, tuple(grid)))
+        publish(module, "window", lambda: _windows(centers, module.radius, grid), torch.unflatten(value.mT, 2, tuple(grid)))
 
 
-def windows(centers: Tensor, radius: int, grid: Sequence[int]) -> Tensor:
-    """Compute which cells of a grid lie in the windows around given centers, for figures.
-
-    Args:
-        centers: `(B, T, 2)` row and column of each center, as indices from 0.
-        radius: Half width of the windows, D: cells at most this far away along each axis lie inside.
-        grid: `(rows, columns)`.
-
-    Returns:
-        `(B, T, 6)` in cells: top, left, bottom and right of each window, clipped at the borders, then row and column of its center, where
-        cell `i` extends from `i` to `i + 1`.
-    """
+def _windows(centers: Tensor, radius: int, grid: Sequence[int]) -> Tensor:
+    """Return which cells lie at most `radius` away from centers along each axis, see `LocalPredictive.windows`."""
     last = torch.tensor(tuple(grid), dtype=torch.float64, device=centers.device) - 1
     exact = centers.detach().double()
     low, high = ((exact + side).clamp_min(0).minimum(last) for side in (-radius, radius))
