@@ -48,6 +48,7 @@ def fit(
     seed: int,
     rate: float,
     slower: tuple[str, float] = ("", 1.0),
+    warmup: int = 0,
     clip: float | None = None,
     after: Callable[[float], None] | None = None,
 ) -> None:
@@ -60,6 +61,7 @@ def fit(
         epochs: Number of epochs.
         seed: Seed of the order.
         rate: Learning rate.
+        warmup: Steps in which the rate rises to its full value.
         slower: Beginning of the names of parameters that learn at a share of this rate, and the share.
         clip: Largest norm of a gradient; none by default.
         after: Is called with the mean loss after each epoch.
@@ -71,7 +73,9 @@ def fit(
         (apart if slower[0] and name.startswith(slower[0]) else rest).append(parameter)
     groups: list[dict[str, Any]] = [{"params": rest}, *([{"params": apart, "lr": slower[1] * rate}] if apart else [])]
     optimizer = torch.optim.Adam(groups, rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
+    falls = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps - warmup)
+    rises = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / max(warmup, 1), total_iters=warmup)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rises, falls], [warmup]) if warmup else falls
     for epoch in range(epochs):
         model.train()
         total = 0.0

@@ -33,6 +33,7 @@ from visattn.training.report.card import wilson
 
 DATA = "fashion-mnist-turned"
 RATE, EPOCHS, SEEDS = 2e-3, 8, 3
+WARMUP = 500  # steps in which the rate rises; without them a window may leave the image at once, where it gets no gradient
 NETWORKS: dict[str, dict[str, Any]] = {"spatial transformer": {}, "plain": {"transformer": False}}
 
 
@@ -65,6 +66,7 @@ def main() -> None:
                 epochs=options.epochs,
                 seed=seed,
                 rate=RATE,
+                warmup=WARMUP,
             )
             seconds[name] += time.perf_counter() - began
             right[name].append(named_right(model, test))
@@ -133,7 +135,7 @@ def card(options: argparse.Namespace, sets: dict[str, LabeledDataset], model: nn
 {shlex.join(["python", "scripts/train_transformer.py", *sys.argv[1:]])}
 ```
 
-Adam at a learning rate of {RATE:g} that falls along a cosine, batches of {BATCH},
+Adam at a learning rate of {RATE:g} that rises for {WARMUP} steps and then falls along a cosine, batches of {BATCH},
 {options.epochs} epochs, no augmentation; {versions}.
 
 ## Evaluation results

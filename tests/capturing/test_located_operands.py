@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visattn.core.capturing.following import locations
+from visattn.core.capturing.following import locations, weight_codes
 from visattn.core.capturing.following.locations import by_rule, locate
 from visattn.core.capturing.following.tracing import TokenTracer
 from visattn.core.capturing.placing.nodes import Facts, Node
@@ -339,7 +339,7 @@ def test_sets_are_the_rows_of_weights() -> None:
     found = scene.product(answered._replace(codes=codes.mT, others=rows.mT), scene.placed(scene.asking))
     assert found is not None
     assert (found[0].kind, found[0].queries, len(found[0].keys)) == ("cross", LAYOUT, QUERIES)
-    swapped = locations._codes_of_pairs(scene.tracer, Places("placed", codes, rows), ())
+    swapped = weight_codes.codes_of_pairs(scene.tracer, Places("placed", codes, rows), ())
     assert torch.equal(swapped[0], rows)
     assert swapped[1] is not None
     assert torch.equal(swapped[1], codes)
@@ -453,7 +453,7 @@ def test_rows_and_columns_of_sets_are_exchanged_only_if_both_lie_so() -> None:
 
     def pairs(codes: Tensor, columns: Tensor) -> tuple[bool, bool]:
         """Return whether rows and columns stay, and whether they are exchanged."""
-        first, second = locations._codes_of_pairs(scene.tracer, Places("placed", codes, columns), ())
+        first, second = weight_codes.codes_of_pairs(scene.tracer, Places("placed", codes, columns), ())
         assert second is not None
         stay = torch.equal(first, codes) and torch.equal(second, columns)
         return stay, torch.equal(first, columns) and torch.equal(second, codes)

@@ -328,6 +328,8 @@ PUBLISHED: dict[str, tuple[Role, tuple[int, ...]]] = {
     "STN": ("transform", (2, 2, 3)),
     "STN attention": ("transform", (2, 2, 3)),
     "retina": ("glimpse", (2, 2, 4)),
+    "DRAW read": ("glimpse", (2, 1, 4)),
+    "DRAW write": ("window", (2, 1, 6)),
 }
 
 

@@ -213,11 +213,11 @@ def test_recordings_that_do_not_fit_into_memory_are_made_in_halves(monkeypatch: 
     prepared = [visattn.prepare(photo, model) for photo in PHOTOS]
     passing = one_pass
 
-    def crowded(model: Any, some: Any) -> Any:
+    def crowded(model: Any, some: Any, **options: Any) -> Any:
         sizes.append(len(some.photos))
         if len(some.photos) > 1:
             raise RuntimeError("CUDA out of memory")
-        return passing(model, some)
+        return passing(model, some, **options)
 
     monkeypatch.setattr(together, "one_pass", crowded)
     monkeypatch.setattr(running, "one_pass", crowded)

@@ -24,7 +24,7 @@ from visattn.errors import OptionError, StudyError
 NAMED = [
     name
     for name, method in METHODS.items()
-    if "query" in method.parameters and name not in ("similarity", "transition_attention")
+    if "query" in method.parameters and name not in ("similarity", "transition_attention", "positions")
 ]
 
 

@@ -18,19 +18,8 @@ Ground = Literal["auto", "photo", "gray"]
 MapFormat = Literal["npz", "npy", "csv", "tif", "png"]  # endings of saved maps
 Resize = Literal["auto", "fit", "model"]
 Kind = Literal["self", "cross", "pool", "sampled", "channel", "unplaced"]
-Role = Literal[
-    "activation",
-    "tokens",
-    "channel_gate",
-    "spatial_gate",
-    "gate",
-    "branch_gate",
-    "transform",
-    "glimpse",
-    "window",
-    "positions",
-    "mix",
-]
+Gate = Literal["channel_gate", "spatial_gate", "gate", "branch_gate"]
+Role = Literal["activation", "tokens", Gate, "transform", "glimpse", "window", "positions", "mix"]
 ColorProfile = Literal["convert", "ignore"]
 DiscardOver = Literal["row", "layer"]
 Sampling = Literal["sample", "argmax", "expected", "gumbel"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from visattn._support.faces import Later
 from visattn.core.capturing.placing.cells import cells_vary, evener, most_cells, pairs, within
 from visattn.core.capturing.placing.copies import numbered
 from visattn.core.capturing.placing.nodes import Node
@@ -14,6 +16,11 @@ from visattn.core.capturing.placing.places import FOREIGN, LEARNED, LOST, Places
 from visattn.core.capturing.placing.work import Result, Unproven, Work
 from visattn.core.capturing.tokens.codes import equal, same_along
 from visattn.core.capturing.tokens.planes import compact
+
+if TYPE_CHECKING:
+    from visattn.core.capturing.placing import meeting
+else:
+    meeting = Later("visattn.core.capturing.placing.meeting")
 
 _ADDING = frozenset({"add", "sub", "rsub", "subtract"})
 _CHOOSING = {"where": "condition", "masked_fill": "mask"}  # arguments that only choose between others
@@ -241,7 +248,7 @@ class _Meeting:
         crossing = None if left.leaning or right.leaning else self._crossing(left, right)
         if crossing is not None:
             return crossing
-        pairs_of_tokens = None if left.leaning or right.leaning else self._pairs(left, right)
+        pairs_of_tokens = None if left.leaning or right.leaning else meeting.pairs_of_tokens(self._planes, left, right)
         if pairs_of_tokens is not None:
             return pairs_of_tokens
         left_count, right_count = most_cells(self._planes, left.codes), most_cells(self._planes, right.codes)
@@ -268,25 +275,6 @@ class _Meeting:
         leaves_cells_out = len(met_codes) < most_cells(self._planes, fine.codes) * images
         is_single = len(met_codes) == len(torch.unique(fine_codes)) == len(torch.unique(coarse_codes))
         return len(met_codes) > 1 and is_single and leaves_cells_out
-
-    def _pairs(self, left: Places, right: Places) -> Places | None:
-        """Return the places of pairs of tokens: each token of one operand meets each of the other, as in additive attention.
-
-        Return None if the tokens of both vary along the same axis, or come from several images.
-        """
-        left_axes, right_axes = (self._axes_of_cells(places.codes) for places in (left, right))
-        if not left_axes or not right_axes or set(left_axes) & set(right_axes):
-            return None
-        left_image, right_image = (self._planes.images_of(places.codes) for places in (left, right))
-        if bool(((left_image != right_image) & (left_image >= 0) & (right_image >= 0)).any()):
-            return None
-        queries, keys = (left, right) if left_axes[-1] < right_axes[-1] else (right, left)
-        mixture, crossed = left.mixture or right.mixture, left.crossed or right.crossed
-        return queries._replace(columns=keys.codes, one_stream=left.stream == right.stream, mixture=mixture, crossed=crossed)
-
-    def _axes_of_cells(self, codes: Tensor) -> list[int]:
-        """Return the axes along which position codes name different cells of an image."""
-        return [dim for dim in range(codes.ndim) if cells_vary(self._planes, codes, dim)]
 
     def _crossing(self, left: Places, right: Places) -> Places | None:
         """Return the cells in which the rows of one operand cross the columns of the other, as in strip pooling.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 
+from visattn._support.language import worded
 from visattn._support.modes import in_own_modes
 from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.method import Method, needs
@@ -17,7 +18,6 @@ NO_POSITIONS = (
     "no single table of positions, with a row for each token, was found among what is added to the tokens before the first attention: the "
     "model may add several, rotate queries and keys, bias scores, or tell positions by convolutions"
 )
-_REFUSED = f"{NO_POSITIONS}. The command visattn inspect MODEL --positions FILE draws what these do."
 
 
 @in_own_modes
@@ -41,7 +41,7 @@ def positions(recording: Recording, *, query: str = "auto") -> AttentionMap:
     """
     found = next((one for one in one_forward(recording).features if one.role == "positions"), None)
     if found is None or found.layout is None:
-        raise OptionError(_REFUSED)
+        raise OptionError(_refused())
     layout = found.layout
     rows, columns = layout.grid
     chosen = f"patch:{rows // 2},{columns // 2}" if query == "auto" else named(query, layout)
@@ -55,9 +55,14 @@ def positions(recording: Recording, *, query: str = "auto") -> AttentionMap:
 
 def refusal(recording: Recording) -> str | None:
     """Return why there are no position embeddings to compare, or None if there are."""
-    return None if any(feature.role == "positions" for feature in recording.features) else _REFUSED
+    return None if any(feature.role == "positions" for feature in recording.features) else _refused()
+
+
+def _refused() -> str:
+    """Return why there are none, and in the shell what draws the model's attention instead."""
+    return f"{NO_POSITIONS}.{worded('', ' visattn inspect MODEL --positions FILE draws what these do.')}"
 
 
 METHODS = {
-    "positions": Method(function=positions, needs=needs("positions"), accepts=refusal, lacking=_REFUSED),
+    "positions": Method(function=positions, needs=needs("positions"), accepts=refusal, lacking=f"{NO_POSITIONS}."),
 }
