@@ -64,7 +64,7 @@ def _transformer() -> Image.Image:
 
 
 def _windows() -> Image.Image:
-    """Draw the attention of one patch in each block of two networks whose windows grow with depth."""
+    """Draw the attention of one patch in each block of two networks with local attention."""
     rows = list[list[Cell | None]]()
     for name, where in WINDOWS.items():
         model = visattn.load_model(name)
@@ -73,7 +73,7 @@ def _windows() -> Image.Image:
             found = visattn.explain(model, SCENE, method="attention", layer=layer, query=QUERY, fusion="mean")
             cells.append(Cell(found.overlay(), f"block {layer}", where if layer == 0 else ""))
         rows.append(cells)
-    notes = ("Each block attends in a larger window. White box: the window that the query predicts; ring: the query.",)
+    notes = ("Upper row: each block attends in a larger window. White box: the window that the query predicts; ring: the query.",)
     return sheet(rows, panel=PANEL, title="Local attention of one patch", notes=notes)
 
 

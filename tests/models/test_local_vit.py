@@ -11,9 +11,10 @@ import torch
 
 import visattn
 from visattn.errors import OptionError
-from visattn.models.local_vit import RADII, LocalViT
+from visattn.models.local_vit import LocalViT
 
-KINDS = "visattn_sliding_vit", "visattn_predictive_vit"
+KINDS = {"visattn_sliding_vit": (1, 2, 3, 5), "visattn_predictive_vit": (6, 6, 6, 6)}  # with the radii of the windows in each block
+SLIDING, PREDICTED = KINDS
 
 
 def images(count: int = 2, side: int = 64) -> torch.Tensor:
@@ -26,20 +27,20 @@ def built(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_each_block_attends_to_a_window_that_grows_with_depth(name: str) -> None:
-    model = built(name)
+def test_each_block_attends_to_its_window(name: str) -> None:
+    model, radii = built(name), KINDS[name]
     with torch.no_grad(), visattn.capture(model) as recording:
         scores = model(images())
     assert scores.shape == (2, 6)
-    assert len(recording) == len(RADII)
+    assert len(recording) == len(radii)
     assert recording.reads == "mean"
-    for record, radius in zip(recording, RADII, strict=True):
+    for record, radius in zip(recording, radii, strict=True):
         assert (record.kind, record.keys.grid) == ("self", (16, 16))
         weights = record.operator.dense().mean(1).view(2, 16, 16, 16, 16)
         for image, (row, column) in product(range(2), ((0, 0), (7, 8), (15, 3))):
             reached = (weights[image, row, column] > 0).nonzero()
             first, last = reached.amin(0).tolist(), reached.amax(0).tolist()
-            if name == KINDS[0]:
+            if name == SLIDING:
                 assert first == [max(row - radius, 0), max(column - radius, 0)]
                 assert last == [min(row + radius, 15), min(column + radius, 15)]
             else:
@@ -48,10 +49,10 @@ def test_each_block_attends_to_a_window_that_grows_with_depth(name: str) -> None
 
 
 def test_the_window_of_a_patch_is_drawn_where_its_weights_are() -> None:
-    model = built(KINDS[1])
+    model = built(PREDICTED)
     with torch.no_grad(), visattn.capture(model) as recording:
         model(images())
-    for layer in range(len(RADII)):
+    for layer in range(len(recording)):
         found = visattn.methods.attention(recording, layer=layer, fusion="mean", query="patch:3,9")
         assert len(found.facts.windows) == 2
         for image, (box,) in enumerate(found.facts.windows):

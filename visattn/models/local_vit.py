@@ -19,6 +19,7 @@ from visattn.nn import LocalPredictive, SlidingWindowAttention
 
 PATCH = 4
 RADII = 1, 2, 3, 5  # of the windows in each block, in cells
+PREDICTED_RADII = 6, 6, 6, 6  # the first windows lie in the middle of the image; small ones miss most objects and hardly learn
 
 
 class LocalViT(nn.Module):
@@ -122,8 +123,8 @@ def sliding_vit(*, img_size: int | tuple[int, int] = 64, num_classes: int = 10, 
 
 
 def predictive_vit(*, img_size: int | tuple[int, int] = 64, num_classes: int = 10, in_chans: int = 3) -> LocalViT:
-    """Build a `LocalViT` whose tokens predict where to attend, in windows that grow as those of `sliding_vit`."""
-    return LocalViT(img_size=img_size, predicted=True, num_classes=num_classes, in_channels=in_chans)
+    """Build a `LocalViT` whose tokens predict where to attend, in windows 13 cells wide."""
+    return LocalViT(img_size=img_size, predicted=True, radii=PREDICTED_RADII, num_classes=num_classes, in_channels=in_chans)
 
 
 def _stem(in_channels: int, embed_dim: int) -> list[nn.Module]:
