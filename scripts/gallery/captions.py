@@ -18,7 +18,7 @@ from visattn.data.captions.captioned_images import CaptionSceneDataset
 from visattn.errors import VisattnError
 
 CHECKPOINTS = Path(__file__).parents[2] / "models"
-CAPTIONERS = "soft", "hard"
+CAPTIONERS = "soft", "hard", "local"
 TESTS, THINGS = 100, 3  # scenes to choose from, and the number of objects of the chosen one
 RAM = CHECKPOINTS / "ram_fashion_mnist"
 SHOWN = 6  # classes, the first test picture of each
@@ -26,7 +26,7 @@ PANEL = 224
 
 
 def caption_pictures(folder: Path) -> None:
-    """Write the filmstrips of two captioners for a scene with a new color-shape pair, and glimpses of the recurrent attention model."""
+    """Write the filmstrips of captioners for a scene with a new color-shape pair, and glimpses of the recurrent attention model."""
     pictures = CaptionSceneDataset("scenes-new", "test", TESTS, (64, 64), 0)
     index = next(i for i in range(TESTS) if len(pictures.scenes.scene(i).things) == THINGS)
     photo, (truth,) = pictures[index]
