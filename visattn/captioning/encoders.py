@@ -19,6 +19,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
+from visattn._support.norm_gradients import RightNormGradients
 from visattn._support.reprs import in_pixels
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.loading.blueprints import Blueprint
@@ -165,7 +166,7 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
     like = next(made.parameters())
     generator = torch.Generator().manual_seed(0)
     touched = torch.zeros(size, dtype=torch.bool, device=like.device)
-    with evaluating(made), torch.enable_grad():
+    with evaluating(made), torch.enable_grad(), RightNormGradients():
         for _ in range(_PICTURES):
             images = torch.randn(1, channels, *size, generator=generator).to(like).requires_grad_()
             maps = made(images)[0]
