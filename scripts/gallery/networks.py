@@ -23,14 +23,14 @@ CHECKPOINTS = Path(__file__).parents[2] / "models"
 SCENE, QUERY = "scene:7", "patch:5,9"  # where the windows lie
 PANEL = 224
 SHOWN_CLASSES = 6  # of Fashion-MNIST, the first test picture of each
-WINDOWS = {"scenes_sliding_vit": "around the query", "scenes_predictive_vit": "where the query predicts"}
+WINDOWED = "scenes_sliding_vit"  # a network whose windows grow with depth
 CLASSLESS = "eigencam", "rollout"
 PATCHED = {"scenes_cnn": ("eigencam", "gradcam"), "scenes_vit": ("rollout", "relevance")}
 
 
 def network_pictures() -> dict[str, Image.Image]:
     """Return the pictures by name."""
-    return {"draw": _draw(), "transformer": _transformer(), "windows": _windows(), "patch": _patch()}
+    return {"draw": _draw(), "transformer": _transformer(), "sliding": _sliding(), "patch": _patch()}
 
 
 def _draw() -> Image.Image:
@@ -63,18 +63,16 @@ def _transformer() -> Image.Image:
     return sheet([above, below], panel=side, title="Spatial transformer on turned and cluttered Fashion-MNIST", notes=notes)
 
 
-def _windows() -> Image.Image:
-    """Draw the attention of one patch in each block of two networks with local attention."""
-    rows = list[list[Cell | None]]()
-    for name, where in WINDOWS.items():
-        model = visattn.load_model(name)
-        cells = list[Cell | None]()
-        for layer in range(len(model.blocks)):  # type: ignore[arg-type]
-            found = visattn.explain(model, SCENE, method="attention", layer=layer, query=QUERY, fusion="mean")
-            cells.append(Cell(found.overlay(), f"block {layer}", where if layer == 0 else ""))
-        rows.append(cells)
-    notes = ("Upper row: each block attends in a larger window. White box: the window that the query predicts; ring: the query.",)
-    return sheet(rows, panel=PANEL, title="Local attention of one patch", notes=notes)
+def _sliding() -> Image.Image:
+    """Draw the attention of one patch in each block of a network with sliding windows."""
+    model = visattn.load_model(WINDOWED)
+    cells = list[Cell | None]()
+    for number, block in enumerate(model.blocks):  # type: ignore[arg-type]
+        found = visattn.explain(model, SCENE, method="attention", layer=number, query=QUERY, fusion="mean")
+        side = 2 * block.attn.radius + 1
+        cells.append(Cell(found.overlay(), f"block {number}", f"{side} x {side} cells"))
+    notes = ("Ring: the patch that attends. Its window grows from block to block.",)
+    return sheet([cells], panel=PANEL, title="Attention of one patch in sliding windows", notes=notes)
 
 
 @torch.no_grad()

@@ -14,12 +14,11 @@ __all__ = ["CAPTIONERS", "NETWORKS", "captioner_folder", "network_path"]
 NETWORKS = (  # classifiers of `visattn.data.scenes`
     "scenes_cnn",
     "scenes_cnn_shortcut",
-    "scenes_predictive_vit",
     "scenes_sliding_vit",
     "scenes_vit",
     "scenes_vit_shortcut",
 )
-CAPTIONERS = ("captions_soft", "captions_hard", "captions_local", "captions_uniform")  # of the same scenes
+CAPTIONERS = ("captions_soft", "captions_hard", "captions_uniform")  # of the same scenes
 _PACKAGE = "visattn_networks"
 _CHECKOUT = Path(__file__).resolve().parents[3] / "models"  # where the package is made from
 
