@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
-from visattn._support.norm_gradients import RightNormGradients
+from visattn._support.norm_gradients import right_norm_gradients
 
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "own": torch.Tensor.contiguous,
@@ -59,10 +59,8 @@ def test_gradients_of_norms_are_right_in_every_order_in_memory(kind: str, shape:
     for order, other in product([name for name in ORDERS if name != "expanded"], ORDERS):
         x = ORDERS[order](values).detach().requires_grad_()
         gradient = ORDERS[other](slope)
-        plain = norm(x.detach())
-        with RightNormGradients():
-            out = norm(x)
-        assert torch.equal(out, plain), (order, other)
+        out = norm(x)
+        right_norm_gradients(out)
         (found,) = torch.autograd.grad(out, x, gradient)
         torch.testing.assert_close(found.double(), of_batch(x.detach(), gradient, norm, axes), rtol=1e-4, atol=2e-5)
 

@@ -6,32 +6,38 @@ order than the input, as when patches are flattened to tokens right behind a bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import Node
 
-_NORMS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
-_ORDERED = {F.instance_norm, torch.instance_norm}  # bring their input into the order of its axes
+_NORM = "NativeBatchNormBackward0"  # of instance norms too
+_DONE = "visattn.norm_gradients"
 
 
-class RightNormGradients(TorchFunctionMode):
-    """Function mode in which the gradients of normalizations that run are right; open it around the forward pass."""
+def right_norm_gradients(score: Tensor) -> None:
+    """Let backward passes through the graph of a score lay out each gradient of a normalization of one image as its input."""
+    waiting = [] if score.grad_fn is None else [score.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.name() == _NORM:
+            _set_right(node)
+        found = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        seen.update(found)
+        waiting += found
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:  # noqa: ANN401
-        """Run a function of PyTorch; PyTorch calls this method instead of the function."""
-        out = func(*args, **kwargs or {})
-        if func in _NORMS and isinstance(out, Tensor) and out.requires_grad:
-            given = args[0] if args else (kwargs or {})["input"]
-            is_ordered = func in _ORDERED or given.is_contiguous()
-            out.register_hook(Tensor.contiguous if is_ordered else partial(_laid_out, torch.empty_like(given, device="meta")))
-        return out
+
+def _set_right(node: Node) -> None:
+    given: Tensor = node._saved_input  # type: ignore[attr-defined]
+    if len(given) == 1 and _DONE not in node.metadata:
+        node.metadata[_DONE] = True
+        lay: Callable[[Tensor], Tensor] = Tensor.contiguous
+        if not given.is_contiguous():
+            lay = partial(_laid_out, torch.empty_like(given, device="meta"))
+        node.register_prehook(lambda gradients: (lay(gradients[0]), *gradients[1:]))
 
 
 def _laid_out(like: Tensor, gradient: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
-from visattn._support.norm_gradients import RightNormGradients
+from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.reprs import in_pixels
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.loading.blueprints import Blueprint
@@ -166,7 +166,7 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
     like = next(made.parameters())
     generator = torch.Generator().manual_seed(0)
     touched = torch.zeros(size, dtype=torch.bool, device=like.device)
-    with evaluating(made), torch.enable_grad(), RightNormGradients():
+    with evaluating(made), torch.enable_grad():
         for _ in range(_PICTURES):
             images = torch.randn(1, channels, *size, generator=generator).to(like).requires_grad_()
             maps = made(images)[0]
@@ -174,7 +174,9 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
             weights = torch.randn(middle.shape, generator=generator).to(
                 middle
             )  # weighted, because a plain sum of normalized features is constant
-            (reach,) = torch.autograd.grad((middle * weights).sum(), images)
+            reached = (middle * weights).sum()
+            right_norm_gradients(reached)
+            (reach,) = torch.autograd.grad(reached, images)
             touched |= (reach[0] != 0).any(0)
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
     return (down[-1] - down[0] + 1, across[-1] - across[0] + 1) if down else (0, 0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visattn._support.language import option
-from visattn._support.norm_gradients import RightNormGradients
+from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.notes import warn
 from visattn.core.loading.weights import unbounded_buffers
 from visattn.errors import OptionError, TrainingError
@@ -97,8 +97,10 @@ class Trainer:
             pixels = batch.pixels.to(self.group.device, non_blocking=True, memory_format=self.layout)
             targets = tuple(target.to(self.group.device, non_blocking=True) for target in batch.targets)
             with self._waiting(number < len(parts)):
-                with self.autocast(), RightNormGradients() if len(pixels) == 1 else nullcontext():
+                with self.autocast():
                     loss = self.task.loss(self.forward, pixels, targets) / len(parts)
+                if len(pixels) == 1:
+                    right_norm_gradients(loss)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         if self._usable():

@@ -88,6 +88,11 @@ class Forward:
         self._tape, self._place, self._wanted, self._used, self._kept = tape, place, wanted, used, kept
         self._conclusions: Conclusions | None = None  # once they were asked for
 
+    @property
+    def normalizes(self) -> bool:
+        """True if batch or instance norms ran."""
+        return self._tape.normalizes
+
     def conclusions(self) -> Conclusions | None:
         """Return the conclusions from the tape; None if tokens are placed by a rule."""
         if self._conclusions is None and self._place is None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn._support.faces import Later
-from visattn._support.norm_gradients import RightNormGradients
 from visattn._support.parts import Parts
 from visattn._support.publish import listening
 from visattn._support.types import Role
@@ -73,8 +72,6 @@ def record(
     with ExitStack() as stack:
         stack.callback(session.__dict__.pop, "_finder", None)  # which refers to the session
         telling(session.watch.parts, modules, session.keep_gate)
-        if gradients:
-            stack.enter_context(RightNormGradients())
         stack.enter_context(session.watch.watching())
         stack.enter_context(listening(session.keep_gate))
         yield session.recording
@@ -177,6 +174,7 @@ class _Session:
     def _ended(self, forward: Forward) -> None:
         """Build the records of a forward pass."""
         self.recording.input_size, self.recording.images = forward.inputs
+        self.recording.normalizes |= forward.normalizes
         conclusions = forward.conclusions()
         calls, features = list(self._calls), list(self._features)
         self._drop()

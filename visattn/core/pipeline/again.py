@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.modes import evaluating
-from visattn._support.norm_gradients import RightNormGradients
+from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.progress import progress
 from visattn.core.families import provenance_of
 from visattn.core.methods.scored import ScoredImages
@@ -90,8 +90,8 @@ def scoring(
 
         def score(edited: Tensor) -> Tensor:
             pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
-            with RightNormGradients() if torch.is_grad_enabled() else nullcontext():
-                scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
+            scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
+            right_norm_gradients(scores)
             bar.update(len(edited))
             return scores
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from visattn._support.checks import printable, shown
 from visattn._support.modes import in_own_modes
+from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.notes import warn
 from visattn._support.reprs import in_pixels
 from visattn._support.types import Kind
@@ -38,6 +39,7 @@ class Recording(Sequence[AttentionRecord]):
         unseen: Attention calls that could not be recorded. Methods that multiply layers refuse recordings with such calls.
         readouts: What the output of each forward pass is computed from, by index; none if it is unknown where the model reads its tokens.
         images: Images in the model's input, in the last forward pass; 0 if unknown.
+        normalizes: Whether batch or instance norms ran, whose gradients PyTorch may get wrong for one image.
     """
 
     records: list[AttentionRecord] = field(default_factory=list)
@@ -49,6 +51,7 @@ class Recording(Sequence[AttentionRecord]):
     unseen: list[UnseenAttention] = field(default_factory=list)
     readouts: dict[int, Readout] = field(default_factory=dict)
     images: int = 0
+    normalizes: bool = False
 
     @overload
     def __getitem__(self, index: int) -> AttentionRecord: ...
@@ -270,6 +273,9 @@ class Recording(Sequence[AttentionRecord]):
         Raises:
             OptionError: If gradients were not kept, a layer has no score, or the score does not depend on what was recorded.
         """
+        if self.normalizes:
+            for each in [score] if isinstance(score, Tensor) else score.values():
+                right_norm_gradients(each)
         if isinstance(score, Tensor):
             graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
             _check_kept([*self.records, *graded])
@@ -308,6 +314,8 @@ class Recording(Sequence[AttentionRecord]):
         Raises:
             OptionError: If gradients were not kept, or the output does not depend on what was recorded.
         """
+        if self.normalizes:
+            right_norm_gradients(output)
         probes = [probe.to(output).view_as(output) for probe in probes_of(len(output), output[0].numel())]
         readouts = {
             number: readout.measured(*(_slopes(output, [readout], probe)[0] for probe in probes))

@@ -311,6 +311,7 @@ class Tape:
         dynamic: Whether the shape of some tensor depends on what tensors hold.
         whole: Whether the tape holds all that determines token locations, so that later forward passes can be compared with it.
         gated: Whether gates were looked for.
+        normalizes: Whether batch or instance norms ran.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -331,6 +332,7 @@ class Tape:
     dynamic: bool = False
     whole: bool = True
     gated: bool = False
+    normalizes: bool = False
 
     def beginning(self, length: int, slots: int) -> Tape:
         """Return a new tape with the first `length` entries of this one, whose tensors have the slots (numbers) below `slots`."""
@@ -346,6 +348,7 @@ class Tape:
             nodes={slot: node for slot, node in self.nodes.items() if slot < slots},
             packed=self.packed,
             positions=list(self.positions),
+            normalizes=self.normalizes,
         )
 
 
