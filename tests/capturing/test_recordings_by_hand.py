@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from visattn._support.parts import parts_of
 from visattn.core.capturing import recorder
 from visattn.core.capturing.description import ModelDescription
-from visattn.core.capturing.recorder import _chosen, _first, _Session, _Stream, _why_nothing
+from visattn.core.capturing.nothing import why
+from visattn.core.capturing.recorder import _chosen, _first, _Session, _Stream
 from visattn.core.capturing.tokens.arrangement import Tokens
 from visattn.core.geometry import Box
 from visattn.core.records import FeatureRecord, TokenLayout, UnseenAttention
@@ -370,10 +371,10 @@ def test_recording_needs_attention_or_features_that_were_asked_for(
 def test_recording_without_attention_says_why() -> None:
     unseen = [UnseenAttention("attn", 0, "runs elsewhere"), UnseenAttention("other", 0, "is lost")]
     nameless = [UnseenAttention("", 0, "runs elsewhere")]
-    assert "matches '9'. The model's attention layers: a, b." in _why_nothing(nn.ReLU(), "9", ["a", "b"], unseen)
-    assert ": attn runs elsewhere, which" in _why_nothing(nn.ReLU(), "*", [], unseen)
-    assert ": ReLU runs elsewhere, which" in _why_nothing(nn.ReLU(), "*", [], nameless)
-    assert "no layer of ReLU multiplied" in _why_nothing(nn.ReLU(), "*", [], [])
+    assert "matches '9'. The model's attention layers: a, b." in why(nn.ReLU(), "9", ["a", "b"], unseen)
+    assert ": attn runs elsewhere, which" in why(nn.ReLU(), "*", [], unseen)
+    assert ": ReLU runs elsewhere, which" in why(nn.ReLU(), "*", [], nameless)
+    assert "no layer of ReLU multiplied" in why(nn.ReLU(), "*", [], [])
 
 
 def test_first_part_of_an_output() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
-from visattn._support.norm_gradients import right_norm_gradients
+from visattn._support import norm_gradients
 
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "own": torch.Tensor.contiguous,
@@ -60,7 +60,7 @@ def test_gradients_of_norms_are_right_in_every_order_in_memory(kind: str, shape:
         x = ORDERS[order](values).detach().requires_grad_()
         gradient = ORDERS[other](slope)
         out = norm(x)
-        right_norm_gradients(out)
+        norm_gradients.set_right(out)
         (found,) = torch.autograd.grad(out, x, gradient)
         torch.testing.assert_close(found.double(), of_batch(x.detach(), gradient, norm, axes), rtol=1e-4, atol=2e-5)
 
@@ -92,7 +92,9 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
 def truth(model: nn.Module, images: Tensor, at: str) -> Tensor:
     """Return the gradient of class 2 at the pixels, or at the output of the projection, in float64 by the formulas above."""
     double = Flattened(Formula(model.norm)).double().eval()  # type: ignore[arg-type]
-    double.load_state_dict({name: value for name, value in model.state_dict().items() if not name.startswith("norm.")}, strict=False)
+    double.load_state_dict(
+        {name: value for name, value in model.state_dict().items() if not name.startswith("norm.")}, strict=False
+    )
     kept: list[Tensor] = []
     double.project.register_forward_hook(lambda _, __, out: kept.append(out))
     pixels = images.double().requires_grad_()

@@ -17,29 +17,29 @@ _NORM = "NativeBatchNormBackward0"  # of instance norms too
 _DONE = "visattn.norm_gradients"
 
 
-def right_norm_gradients(score: Tensor) -> None:
-    """Let backward passes through the graph of a score lay out each gradient of a normalization of one image as its input."""
-    waiting = [] if score.grad_fn is None else [score.grad_fn]
+def set_right(*scores: Tensor) -> None:
+    """Let backward passes from scores lay out each gradient of a normalization of one image as its input."""
+    waiting = [score.grad_fn for score in scores if score.grad_fn is not None]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
         if node.name() == _NORM:
-            _set_right(node)
+            _lay_out(node)
         found = [following for following, _ in node.next_functions if following is not None and following not in seen]
         seen.update(found)
         waiting += found
 
 
-def _set_right(node: Node) -> None:
+def _lay_out(node: Node) -> None:
     given: Tensor = node._saved_input  # type: ignore[attr-defined]
     if len(given) == 1 and _DONE not in node.metadata:
         node.metadata[_DONE] = True
         lay: Callable[[Tensor], Tensor] = Tensor.contiguous
         if not given.is_contiguous():
-            lay = partial(_laid_out, torch.empty_like(given, device="meta"))
+            lay = partial(_like, torch.empty_like(given, device="meta"))
         node.register_prehook(lambda gradients: (lay(gradients[0]), *gradients[1:]))
 
 
-def _laid_out(like: Tensor, gradient: Tensor) -> Tensor:
+def _like(like: Tensor, gradient: Tensor) -> Tensor:
     """Return a gradient in the order in memory of another tensor."""
     return gradient.new_empty_strided(like.shape, like.stride()).copy_(gradient)

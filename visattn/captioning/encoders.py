@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
+from visattn._support import norm_gradients
 from visattn._support.checks import printable, whole_number
 from visattn._support.language import option, worded
 from visattn._support.modes import evaluating
-from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.reprs import in_pixels
 from visattn.core.families.feature_maps import last_feature_map
 from visattn.core.loading.blueprints import Blueprint
@@ -175,7 +175,7 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
                 middle
             )  # weighted, because a plain sum of normalized features is constant
             reached = (middle * weights).sum()
-            right_norm_gradients(reached)
+            norm_gradients.set_right(reached)
             (reach,) = torch.autograd.grad(reached, images)
             touched |= (reach[0] != 0).any(0)
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))

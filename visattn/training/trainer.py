@@ -12,8 +12,8 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from visattn._support import norm_gradients
 from visattn._support.language import option
-from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.notes import warn
 from visattn.core.loading.weights import unbounded_buffers
 from visattn.errors import OptionError, TrainingError
@@ -100,7 +100,7 @@ class Trainer:
                 with self.autocast():
                     loss = self.task.loss(self.forward, pixels, targets) / len(parts)
                 if len(pixels) == 1:
-                    right_norm_gradients(loss)
+                    norm_gradients.set_right(loss)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         if self._usable():

@@ -58,6 +58,7 @@ class Forward:
     Attributes:
         number: Index of the forward pass in the capture.
         inputs: Images that it received.
+        normalizes: Whether batch or instance norms ran.
         readouts_fit: Whether the readouts of its tape are those of the present weights, if that was asked.
     """
 
@@ -84,14 +85,9 @@ class Forward:
             used: Tensors that no operation made, by slot.
             kept: Tensors behind the last attention call, by slot, if gradients are needed.
         """
-        self.number, self.inputs = number, inputs
+        self.number, self.inputs, self.normalizes = number, inputs, tape.normalizes
         self._tape, self._place, self._wanted, self._used, self._kept = tape, place, wanted, used, kept
         self._conclusions: Conclusions | None = None  # once they were asked for
-
-    @property
-    def normalizes(self) -> bool:
-        """True if batch or instance norms ran."""
-        return self._tape.normalizes
 
     def conclusions(self) -> Conclusions | None:
         """Return the conclusions from the tape; None if tokens are placed by a rule."""

@@ -35,9 +35,11 @@ from visattn.core.records import AttentionRecord, FeatureRecord, Readout, Record
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 
 if TYPE_CHECKING:
+    from visattn.core.capturing import nothing
     from visattn.core.capturing.gating import finder as finding
     from visattn.core.capturing.tokens import sharing
 else:
+    nothing = Later("visattn.core.capturing.nothing")
     finding, sharing = Later("visattn.core.capturing.gating.finder"), Later("visattn.core.capturing.tokens.sharing")
 
 _OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
@@ -428,7 +430,7 @@ class _Session:
                 "no forward pass inside the capture returned an output. Mend the error that the model raises, or let it return its output."
             )
         if is_empty:
-            raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
+            raise NoAttentionCaptured(nothing.why(self._model, self._layers, list(self._passed_by), self.recording.unseen))
         for is_finite in self._finite:
             if not is_finite():
                 check_finite(self.recording)
@@ -450,15 +452,3 @@ def _owned(tensor: Tensor) -> Tensor:
 def _first(result: Any) -> Any:  # noqa: ANN401
     """Return a module's output, or the first part of it."""
     return result[0] if isinstance(result, (tuple, list)) and result else result
-
-
-def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[UnseenAttention]) -> str:
-    """Say why a capture recorded no attention; `passed_by` are the attention layers whose names do not match the glob `layers`."""
-    if passed_by:
-        return f"no attention captured: no layer name matches {printable(layers)!r}. The model's attention layers: {', '.join(passed_by)}."
-    if unseen:
-        return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].reason}, which cannot be recorded."
-    return (
-        f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values, both computed from the image. "
-        "Use method 'gradcam', or 'eigencam' where there is no class; without feature maps, 'captum.saliency'."
-    )

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn._support import norm_gradients
 from visattn._support.modes import evaluating
-from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.progress import progress
 from visattn.core.families import provenance_of
 from visattn.core.methods.scored import ScoredImages
@@ -91,7 +91,7 @@ def scoring(
         def score(edited: Tensor) -> Tensor:
             pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
             scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
-            right_norm_gradients(scores)
+            norm_gradients.set_right(scores)
             bar.update(len(edited))
             return scores
 

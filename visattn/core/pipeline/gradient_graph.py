@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from visattn._support.norm_gradients import right_norm_gradients
+from visattn._support import norm_gradients
 
 Node = Any  # torch.autograd.graph.Node
 Edges = Mapping[Node, Sequence[Node]]
@@ -50,8 +50,7 @@ class GradientGraph:
         try:
             if roots:
                 graded = [score for score in scores if score.grad_fn is not None]
-                for score in graded:
-                    right_norm_gradients(score)
+                norm_gradients.set_right(*graded)
                 torch.autograd.grad(graded, [pixels], [torch.ones_like(score) for score in graded], allow_unused=True)
         finally:
             for handle in handles:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import printable, shown
+from visattn._support.faces import Later
 from visattn._support.modes import in_own_modes
-from visattn._support.norm_gradients import right_norm_gradients
 from visattn._support.notes import warn
 from visattn._support.reprs import in_pixels
 from visattn._support.types import Kind
@@ -22,6 +22,7 @@ from visattn.core.records.entries import AttentionRecord, FeatureRecord, UnseenA
 from visattn.core.records.readouts import Readout, probes_of
 from visattn.errors import OptionError
 
+_norm_gradients: Any = Later("visattn._support.norm_gradients")
 _LARGE = 1e9  # bytes of attention weights, above which `Recording.attention` warns
 
 
@@ -274,8 +275,7 @@ class Recording(Sequence[AttentionRecord]):
             OptionError: If gradients were not kept, a layer has no score, or the score does not depend on what was recorded.
         """
         if self.normalizes:
-            for each in [score] if isinstance(score, Tensor) else score.values():
-                right_norm_gradients(each)
+            _norm_gradients.set_right(*([score] if isinstance(score, Tensor) else score.values()))
         if isinstance(score, Tensor):
             graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
             _check_kept([*self.records, *graded])
@@ -315,7 +315,7 @@ class Recording(Sequence[AttentionRecord]):
             OptionError: If gradients were not kept, or the output does not depend on what was recorded.
         """
         if self.normalizes:
-            right_norm_gradients(output)
+            _norm_gradients.set_right(output)
         probes = [probe.to(output).view_as(output) for probe in probes_of(len(output), output[0].numel())]
         readouts = {
             number: readout.measured(*(_slopes(output, [readout], probe)[0] for probe in probes))

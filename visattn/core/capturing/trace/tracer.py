@@ -56,7 +56,6 @@ _NAMED = (
 )  # operations that can be part of attention
 _RUNNING_HOOKS = frozenset({"grad", "backward"})  # run hooks and other code of the model that no function mode receives
 _GIVEN = "pixels", "input"
-_NORMS = "batch_norm", "instance_norm"
 
 
 class Tracer:
@@ -372,7 +371,7 @@ class Tracer:
             self.tape.positions += positions_among(results, self._patches)
         entry.shapes, entry.single = entry.simple_shapes(out, overwritten), isinstance(out, Tensor)
         self.tape.entries.append(entry)
-        self.tape.normalizes |= operation.name in _NORMS
+        self.tape.normalizes |= operation.name in ("batch_norm", "instance_norm")
         return entry
 
     def _note_writes(self, overwritten: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
