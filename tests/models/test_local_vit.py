@@ -13,7 +13,10 @@ import visattn
 from visattn.errors import OptionError
 from visattn.models.local_vit import LocalViT
 
-KINDS = {"visattn_sliding_vit": (1, 2, 3, 5), "visattn_predictive_vit": (6, 6, 6, 6)}  # with the radii of the windows in each block
+KINDS = {
+    "visattn_sliding_vit": (1, 2, 3, 5),
+    "visattn_predictive_vit": (6, 6, 6, 6),
+}  # with the radii of the windows in each block
 SLIDING, PREDICTED = KINDS
 
 
