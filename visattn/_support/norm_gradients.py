@@ -32,8 +32,9 @@ def set_right(*scores: Tensor) -> None:
 
 def _lay_out(node: Node) -> None:
     given: Tensor = node._saved_input  # type: ignore[attr-defined]
-    if len(given) == 1 and _DONE not in node.metadata:
-        node.metadata[_DONE] = True
+    noted: dict[str, object] = node.metadata  # type: ignore[assignment]
+    if len(given) == 1 and _DONE not in noted:
+        noted[_DONE] = True
         lay: Callable[[Tensor], Tensor] = Tensor.contiguous
         if not given.is_contiguous():
             lay = partial(_like, torch.empty_like(given, device="meta"))
