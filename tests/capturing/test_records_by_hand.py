@@ -71,6 +71,7 @@ def forward(located: Any = (SELF, ("before", 1)), **facts: Any) -> Any:
     given = {
         "asked": asked,
         "number": 2,
+        "normalizes": False,
         "inputs": ((8, 12), 2),
         "arrangement": arrangement,
         "conclusions": lambda: None,
