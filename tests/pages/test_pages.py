@@ -48,6 +48,7 @@ LIMITS = {  # a pattern in a command: options for a long one
     "^torchrun": "--epochs 1 --img-size 32 --batch-size 4 --workers 0 --model visattn_resnet14",
     r"train_glimpses\.py": "--epochs 1 --root idx",
     r"train_draw\.py": "--root idx",
+    r"train_transformer\.py": "--epochs 1 --seeds 1 --root idx",
 }
 MY_MODEL = """
 from torch import nn
