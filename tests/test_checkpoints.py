@@ -8,6 +8,7 @@ import re
 import tomllib
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,23 +141,25 @@ def test_attention_of_color_words_is_on_the_objects() -> None:
     assert sum(shares) / len(shares) > 3  # times the share of a uniform map on objects
 
 
-def test_the_recurrent_attention_model_matches_its_card() -> None:
-    card = (FOLDER / RAM / "README.md").read_text(encoding="utf-8")
-    told = json.loads((FOLDER / RAM / "model.json").read_text(encoding="utf-8"))
-    digest = hashlib.sha256((FOLDER / RAM / "model.safetensors").read_bytes()).hexdigest()
+def card_of(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the card of a network and its facts, after a check that both state the digest of its weights."""
+    card = (FOLDER / name / "README.md").read_text(encoding="utf-8")
+    told = json.loads((FOLDER / name / "model.json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256((FOLDER / name / "model.safetensors").read_bytes()).hexdigest()
     assert told["sha256"] == digest
     assert f"sha256 `{digest}`" in card
+    return card, told
+
+
+def test_the_recurrent_attention_model_matches_its_card() -> None:
+    card, told = card_of(RAM)
     assert f"{told['test_accuracy']:.2%}" in card
     model = visattn.load_model(str(FOLDER / RAM))
     assert 0 <= int(model(torch.zeros(1, 1, 28, 28)).logits.argmax()) < 10
 
 
 def test_the_spatial_transformer_matches_its_card(figures: Figures) -> None:
-    card = (FOLDER / TRANSFORMER / "README.md").read_text(encoding="utf-8")
-    told = json.loads((FOLDER / TRANSFORMER / "model.json").read_text(encoding="utf-8"))
-    digest = hashlib.sha256((FOLDER / TRANSFORMER / "model.safetensors").read_bytes()).hexdigest()
-    assert told["sha256"] == digest
-    assert f"sha256 `{digest}`" in card
+    card, told = card_of(TRANSFORMER)
     assert f"| spatial transformer | {told['test_accuracy']:.2%}" in card
     model = visattn.load_model(str(FOLDER / TRANSFORMER))
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters" in card
@@ -173,14 +176,15 @@ def test_the_spatial_transformer_matches_its_card(figures: Figures) -> None:
     figures("spatial transformer: spread of the window's center", float(window[:, :, 2].std(0).min()), ">= 0.1")
     assert abs(share - told["test_accuracy"]) < 0.06  # three standard errors of 500 images
     assert float(window[:, :, 2].std(0).min()) >= 0.1  # in [-1, 1]: it moves with the item
+    turned, size = torch.atan2(window[:, 1, 0], window[:, 0, 0]).rad2deg(), window[:, :, :2].det().abs().sqrt()
+    figures("spatial transformer: spread of the window's angle in degrees", float(turned.std()), "<= 3")
+    figures("spatial transformer: spread of the window's side over its mean", float(size.std() / size.mean()), "<= 0.03")
+    assert float(turned.std()) <= 3  # items are turned by up to 60 degrees
+    assert float(size.std() / size.mean()) <= 0.03
 
 
 def test_the_network_that_paints_matches_its_card() -> None:
-    card = (FOLDER / DRAW / "README.md").read_text(encoding="utf-8")
-    told = json.loads((FOLDER / DRAW / "model.json").read_text(encoding="utf-8"))
-    digest = hashlib.sha256((FOLDER / DRAW / "model.safetensors").read_bytes()).hexdigest()
-    assert told["sha256"] == digest
-    assert f"sha256 `{digest}`" in card
+    card, told = card_of(DRAW)
     model = Draw(**told["options"] | {"img_size": tuple(told["options"]["img_size"])})
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters" in card
 

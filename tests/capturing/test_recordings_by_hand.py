@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from visattn._support.parts import parts_of
 from visattn.core.capturing import recorder
 from visattn.core.capturing.description import ModelDescription
-from visattn.core.capturing.nothing import why
+from visattn.core.capturing.no_attention import why
 from visattn.core.capturing.recorder import _chosen, _first, _Session, _Stream
 from visattn.core.capturing.tokens.arrangement import Tokens
 from visattn.core.geometry import Box

@@ -35,11 +35,11 @@ from visattn.core.records import AttentionRecord, FeatureRecord, Readout, Record
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 
 if TYPE_CHECKING:
-    from visattn.core.capturing import nothing
+    from visattn.core.capturing import no_attention
     from visattn.core.capturing.gating import finder as finding
     from visattn.core.capturing.tokens import sharing
 else:
-    nothing = Later("visattn.core.capturing.nothing")
+    no_attention = Later("visattn.core.capturing.no_attention")
     finding, sharing = Later("visattn.core.capturing.gating.finder"), Later("visattn.core.capturing.tokens.sharing")
 
 _OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
@@ -430,7 +430,7 @@ class _Session:
                 "no forward pass inside the capture returned an output. Mend the error that the model raises, or let it return its output."
             )
         if is_empty:
-            raise NoAttentionCaptured(nothing.why(self._model, self._layers, list(self._passed_by), self.recording.unseen))
+            raise NoAttentionCaptured(no_attention.why(self._model, self._layers, self._passed_by, self.recording.unseen))
         for is_finite in self._finite:
             if not is_finite():
                 check_finite(self.recording)

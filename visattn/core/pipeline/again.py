@@ -91,7 +91,8 @@ def scoring(
         def score(edited: Tensor) -> Tensor:
             pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
             scores = torch.cat([resolved.score(answer_of(model, piece, prepared)) for piece in pieces])
-            norm_gradients.set_right(scores)
+            if alone or len(edited) == 1:
+                norm_gradients.set_right(scores)
             bar.update(len(edited))
             return scores
 

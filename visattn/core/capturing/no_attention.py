@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import nn
 
@@ -10,7 +10,7 @@ from visattn._support.checks import printable
 from visattn.core.records import UnseenAttention
 
 
-def why(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[UnseenAttention]) -> str:
+def why(model: nn.Module, layers: str, passed_by: Collection[str], unseen: Sequence[UnseenAttention]) -> str:
     """Say why a capture recorded no attention; `passed_by` are the attention layers whose names do not match the glob `layers`."""
     if passed_by:
         return f"no attention captured: no layer name matches {printable(layers)!r}. The model's attention layers: {', '.join(passed_by)}."
