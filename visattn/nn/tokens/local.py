@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -140,12 +141,13 @@ class LocalPredictive(nn.Module):
         """Attend around given centers, `(B, T, axes)`."""
         check_value(scores, value)
         check_mask(mask, scores.shape)
-        away = _places(grid, scores) - centers[:, :, None]  # (B, T, N, axes)
+        _check_grid(grid, scores)
+        away = [torch.arange(size, device=scores.device) - centers[:, :, axis, None] for axis, size in enumerate(grid)]
         if self.truncate:
             _publish(self, value, centers, grid)
-            near = (away.abs() <= self.radius).all(-1)  # (B, T, N)
+            near = _over_grid([distance.abs() <= self.radius for distance in away], torch.logical_and)  # (B, T, N)
             mask = near if mask is None else near & mask
-        closeness = away.square().sum(-1) * (-2 / self.radius**2)  # log of the Gaussian, (B, T, N)
+        closeness = _over_grid([distance.square() * (-2 / self.radius**2) for distance in away], torch.add)  # log of the Gaussian
         weights = softmax(scores + closeness, mask) if self.renormalize else softmax(scores, mask) * closeness.exp()
         return weights.to(value.dtype) @ value, weights
 
@@ -164,12 +166,23 @@ def _windows(centers: Tensor, radius: int, grid: Sequence[int]) -> Tensor:
     return torch.cat((low.ceil(), high.floor() + 1, exact + 0.5), -1)
 
 
+def _over_grid(axes: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Return a value of each position, `(B, T, N)`, from those of its row and its column, `(B, T, rows)` and `(B, T, columns)`."""
+    first, *others = axes
+    for other in others:
+        first = combine(first[..., None], other[..., None, :]).flatten(2)
+    return first
+
+
 def _places(grid: Sequence[int], scores: Tensor) -> Tensor:
     """Return the row and column of each position, `(N, axes)`."""
+    _check_grid(grid, scores)
     axes = [torch.arange(size, device=scores.device) for size in grid]
-    places = torch.stack([part.flatten() for part in torch.meshgrid(axes, indexing="ij")], -1)
-    if not is_traced(scores) and len(places) != scores.shape[2]:
+    return torch.stack([part.flatten() for part in torch.meshgrid(axes, indexing="ij")], -1)
+
+
+def _check_grid(grid: Sequence[int], scores: Tensor) -> None:
+    if not is_traced(scores) and math.prod(grid) != scores.shape[2]:
         raise ShapeError(
             f"the grid must have the {scores.shape[2]} positions of the scores, got {tuple(grid)}. Pass (rows, columns)."
         )
-    return places
