@@ -18,7 +18,7 @@ from visattn.data.captions.captioned_images import CaptionSceneDataset
 from visattn.errors import VisattnError
 
 CHECKPOINTS = Path(__file__).parents[2] / "models"
-CAPTIONERS = "soft", "hard"
+CAPTIONERS = "soft", "hard", "local"
 TESTS, THINGS = 100, 3  # scenes to choose from, and the number of objects of the chosen one
 RAM = CHECKPOINTS / "ram_fashion_mnist"
 SHOWN = 6  # classes, the first test picture of each

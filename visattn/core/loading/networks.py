@@ -18,7 +18,7 @@ NETWORKS = (  # classifiers of `visattn.data.scenes`
     "scenes_vit",
     "scenes_vit_shortcut",
 )
-CAPTIONERS = ("captions_soft", "captions_hard", "captions_uniform")  # of the same scenes
+CAPTIONERS = ("captions_soft", "captions_hard", "captions_local", "captions_uniform")  # of the same scenes
 _PACKAGE = "visattn_networks"
 _CHECKOUT = Path(__file__).resolve().parents[3] / "models"  # where the package is made from
 
