@@ -50,12 +50,18 @@ NETWORKS: dict[str, Mark] = {
     "scenes_cnn": "none",
     "scenes_vit": "none",
     "scenes_sliding_vit": "none",
+    "scenes_predictive_vit": "none",
     "scenes_cnn_shortcut": "label",
     "scenes_vit_shortcut": "label",
 }
 
 
-CAPTIONERS = {"captions_soft": 0.95, "captions_hard": 0.9, "captions_local": 0.8, "captions_uniform": 0.0}  # required share of exact sets
+CAPTIONERS = {
+    "captions_soft": 0.95,
+    "captions_hard": 0.9,
+    "captions_local": 0.8,
+    "captions_uniform": 0.0,
+}  # required share of exact sets
 RAM, DRAW, TRANSFORMER = "ram_fashion_mnist", "draw_fashion_mnist", "stn_fashion_mnist"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ CHECKPOINTS = Path(__file__).parents[2] / "models"
 SCENE, QUERY = "scene:7", "patch:5,9"  # where the windows lie
 PANEL = 224
 SHOWN_CLASSES = 6  # of Fashion-MNIST, the first test picture of each
-WINDOWED = "scenes_sliding_vit"  # a network whose windows grow with depth
+WINDOWED = {"scenes_sliding_vit": "windows around the patch", "scenes_predictive_vit": "windows that it predicts"}
 CLASSLESS = "eigencam", "rollout"
 PATCHED = {"scenes_cnn": ("eigencam", "gradcam"), "scenes_vit": ("rollout", "relevance")}
 
@@ -64,15 +65,20 @@ def _transformer() -> Image.Image:
 
 
 def _sliding() -> Image.Image:
-    """Draw the attention of one patch in each block of a network with sliding windows."""
-    model = visattn.load_model(WINDOWED)
-    cells = list[Cell | None]()
-    for number, block in enumerate(model.blocks):  # type: ignore[arg-type]
-        found = visattn.explain(model, SCENE, method="attention", layer=number, query=QUERY, fusion="mean")
-        side = 2 * block.attn.radius + 1
-        cells.append(Cell(found.overlay(), f"block {number}", f"{side} x {side} cells"))
-    notes = ("Ring: the patch that attends. Its window grows from block to block.",)
-    return sheet([cells], panel=PANEL, title="Attention of one patch in sliding windows", notes=notes)
+    """Draw the attention of one patch in each block of two networks with local attention."""
+    rows = list[list[Cell | None]]()
+    for name in WINDOWED:
+        model: Any = visattn.load_model(name)
+        row = list[Cell | None]()
+        for number, block in enumerate(model.blocks):
+            found = visattn.explain(model, SCENE, method="attention", layer=number, query=QUERY, fusion="mean")
+            side = 2 * next(part.radius for part in block.attn.modules() if hasattr(part, "radius")) + 1
+            row.append(Cell(found.overlay(), f"block {number}", f"{side} x {side} cells"))
+        rows.append(row)
+    notes = (
+        "Ring: the patch that attends. Above, its window grows from block to block; below, it predicts where its window lies (box).",
+    )
+    return sheet(rows, panel=PANEL, title="Attention of one patch in windows", notes=notes, row_labels=list(WINDOWED.values()))
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ __all__ = ["CAPTIONERS", "NETWORKS", "captioner_folder", "network_path"]
 NETWORKS = (  # classifiers of `visattn.data.scenes`
     "scenes_cnn",
     "scenes_cnn_shortcut",
+    "scenes_predictive_vit",
     "scenes_sliding_vit",
     "scenes_vit",
     "scenes_vit_shortcut",
