@@ -56,12 +56,12 @@ NETWORKS: dict[str, Mark] = {
 }
 
 
-CAPTIONERS = {
+CAPTIONERS = {  # required share of exact sets
     "captions_soft": 0.95,
     "captions_hard": 0.9,
     "captions_local": 0.8,
     "captions_uniform": 0.0,
-}  # required share of exact sets
+}
 RAM, DRAW, TRANSFORMER = "ram_fashion_mnist", "draw_fashion_mnist", "stn_fashion_mnist"
 
 

@@ -76,7 +76,8 @@ def _sliding() -> Image.Image:
             row.append(Cell(found.overlay(), f"block {number}", f"{side} x {side} cells"))
         rows.append(row)
     notes = (
-        "Ring: the patch that attends. Above, its window grows from block to block; below, it predicts where its window lies (box).",
+        "White ring: the patch that attends. Above, its window grows from block to block; below, it predicts where its window lies (box).",
+        "Blue rings: sinks.",
     )
     return sheet(rows, panel=PANEL, title="Attention of one patch in windows", notes=notes, row_labels=list(WINDOWED.values()))
 
