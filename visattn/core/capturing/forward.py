@@ -25,7 +25,9 @@ if TYPE_CHECKING:
         projections as projections_of,
         vectors as vectors_behind,
     )
+    from visattn.core.capturing.linear import plan as plans
 else:
+    plans = Later("visattn.core.capturing.linear.plan")
     positions_behind = Later("visattn.core.capturing.following.positions")
     projections_of = Later("visattn.core.capturing.following.projections")
     vectors_behind = Later("visattn.core.capturing.following.vectors")
@@ -141,6 +143,10 @@ class Forward:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             found = positions_behind.positions_of(self._tape)
             return None if found is None else (found.name, found.tokens.take(found.table).clone(), found.tokens.layout)
+
+    def plan(self) -> plans.Plan:
+        """Return which summands the output is linear in."""
+        return plans.plan_of(self._tape)
 
     def kept(self, slot: int) -> Tensor | None:
         """Return the tensor in a slot behind the last attention call, if gradients are needed."""

@@ -37,9 +37,11 @@ from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 if TYPE_CHECKING:
     from visattn.core.capturing import no_attention
     from visattn.core.capturing.gating import finder as finding
+    from visattn.core.capturing.linear import terms as terms_of
     from visattn.core.capturing.tokens import sharing
 else:
     no_attention = Later("visattn.core.capturing.no_attention")
+    terms_of = Later("visattn.core.capturing.linear.terms")
     finding, sharing = Later("visattn.core.capturing.gating.finder"), Later("visattn.core.capturing.tokens.sharing")
 
 _OUTPUTS = "tokens", "activation"  # roles of the outputs of modules
@@ -57,9 +59,10 @@ def record(
     gradients: bool,
     gates: bool,
     remember: bool = True,
+    terms: bool = False,
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
-    session = _Session(model, description, layers, values, gradients, remember)
+    session = _Session(model, description, layers, values, gradients, remember, terms)
     if gates:
         session.watch.gates = session.finder
     tokens, activations = _chosen(session.watch.parts, description, features)
@@ -110,7 +113,14 @@ class _Session:
     _finder: finding.GateFinder | None = None
 
     def __init__(
-        self, model: nn.Module, description: ModelDescription, layers: str, values: bool, gradients: bool, remember: bool
+        self,
+        model: nn.Module,
+        description: ModelDescription,
+        layers: str,
+        values: bool,
+        gradients: bool,
+        remember: bool,
+        terms: bool,
     ) -> None:
         """Prepare to record; see `visattn.capture` for the choices."""
         self.recording = Recording(readout=description.readout, captured=layers, provenance=description.provenance)
@@ -123,7 +133,9 @@ class _Session:
             remember=remember,
             gradients=gradients,
             vectors=values,
+            linear=terms,
         )
+        self._terms = terms
         self.watch.ask = self._ask
         self._model, self._description, self._layers = model, description, layers
         self._values, self._gradients = values, gradients
@@ -179,6 +191,8 @@ class _Session:
         self.recording.normalizes |= forward.normalizes
         conclusions = forward.conclusions()
         calls, features = list(self._calls), list(self._features)
+        if self._terms:
+            self._keep_terms(forward)
         self._drop()
         while calls:
             self._record(forward, *calls.pop(0))
@@ -275,6 +289,14 @@ class _Session:
             if calls > 1 and feature.forward == forward.number and feature.role in _OUTPUTS:
                 self.recording.features[number] = replace(feature, call=seen[feature.layer], calls=calls)
                 seen[feature.layer] += 1
+
+    def _keep_terms(self, forward: Forward) -> None:
+        """Keep the terms that the output of this forward pass is the sum of."""
+        noted = self.watch.mode.noted
+        modules = {name: module for module, name in self._names.items()}
+        self.recording.terms += terms_of.terms_of(forward.plan(), noted, forward.number, modules)
+        self.recording.frozen = terms_of.frozen_in(noted)
+        noted.clear()
 
     def _keep_last(self, forward: Forward) -> None:
         """Keep, of the token features of this forward pass, the last that lie on a grid, or the last of all if none do."""

@@ -34,7 +34,9 @@ from visattn.errors import CaptureError, UnsupportedModel
 if TYPE_CHECKING:
     from visattn._support import nested
     from visattn.core.capturing.gating.finder import GateFinder
+    from visattn.core.capturing.linear import mode as linear_mode
 else:
+    linear_mode = Later("visattn.core.capturing.linear.mode")
     nested = Later("visattn._support.nested")
 
 # a TorchScript part that calls one of these may compute attention
@@ -72,6 +74,7 @@ class Watch:
         remember: bool = True,
         gradients: bool = False,
         vectors: bool = False,
+        linear: bool = False,
     ) -> None:
         """Prepare to observe a model; the model itself is not modified.
 
@@ -85,6 +88,7 @@ class Watch:
             remember: Whether a forward pass may reuse the conclusions of an earlier one with the same tape.
             gradients: Whether every attention call must have an autograd graph.
             vectors: Whether calls get the operands of their scores, where the model writes them out.
+            linear: Whether the graph is linear, see `LinearMode`.
 
         Raises:
             UnsupportedModel: If `model` is not a `torch.nn.Module`, or runs outside Python.
@@ -99,11 +103,11 @@ class Watch:
         self.forward, self.ended, self.images, self.whole = -1, False, False, False
         self.modules = ModuleCalls()
         self._model, self._description, self._finish, self._drop = model, description, finish, drop
-        self._remember, self._gradients = remember, gradients
+        self._remember, self._gradients, self._linear = remember, gradients, linear
         self.parts = parts_of(model)
         self.ask: Callable[[Verdicts], None] | None = None
         self.gates: Callable[[], GateFinder] | None = None
-        self._mode = CaptureMode(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
+        self._mode = (linear_mode.LinearMode if linear else CaptureMode)(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self.inputs = Inputs()
@@ -144,6 +148,11 @@ class Watch:
             callbacks.clear()
         for name in ("_mode", "_finish", "_drop", "ask", "gates"):
             self.__dict__.pop(name, None)
+
+    @property
+    def mode(self) -> CaptureMode:
+        """The mode that intercepts the calls."""
+        return self._mode
 
     def running(self) -> bool:
         """Check whether a forward pass of this model is running in this thread."""
@@ -265,6 +274,8 @@ class Watch:
         """Return pixels that require gradients if some attention calls would have no graph because parameters are frozen."""
         if not self._gradients:
             return pixels
+        if self._linear:
+            return self._mode.begin(pixels)
         if not torch.is_grad_enabled():
             raise CaptureError(
                 "gradients were requested, but the model runs under no_grad or inference_mode. Run it with autograd enabled."

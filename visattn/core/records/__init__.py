@@ -7,15 +7,18 @@ from visattn.core.records.entries import AttentionRecord, FeatureRecord, Source,
 from visattn.core.records.layouts import TokenLayout
 from visattn.core.records.readouts import PROBES, Readout, probes_of, shares_of
 from visattn.core.records.recording import NoGradient, Recording
+from visattn.core.records.terms import Part, Term
 
 __all__ = [
     "PROBES",
     "AttentionRecord",
     "FeatureRecord",
     "NoGradient",
+    "Part",
     "Readout",
     "Recording",
     "Source",
+    "Term",
     "TokenLayout",
     "UnseenAttention",
     "probes_of",

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from visattn.core.capturing.following.cut import Cut
-from visattn.core.capturing.placing.nodes import tensors_in_nodes
-from visattn.core.capturing.placing.operation_table import row_of
-from visattn.core.capturing.placing.steps import Step
+from visattn.core.capturing.following.linear_calls import is_linear
 from visattn.core.capturing.placing.weak import Home
 from visattn.core.capturing.trace.call_tensors import SWITCH, results_of
 from visattn.core.capturing.trace.tape import Entry, Ref, Tape
@@ -252,7 +250,7 @@ def _linear(tape: Tape, cut: Cut) -> tuple[tuple[int, ...], tuple[int, ...]]:
             continue
         results = {out.slot for out in entry.outs if out is not None} | {after for _, after in entry.rewritten}
         may_be_linear = not reads_later and not entry.writes
-        if may_be_linear and _is_linear(entry, {int(tape.nodes[slot]) for slot in linear_arguments}):
+        if may_be_linear and is_linear(entry, {int(tape.nodes[slot]) for slot in linear_arguments}):
             linear_slots |= results
             entries.append(number)
         else:
@@ -260,36 +258,3 @@ def _linear(tape: Tape, cut: Cut) -> tuple[tuple[int, ...], tuple[int, ...]]:
             ends.update(dict.fromkeys(sorted(linear_arguments)))
     ends.update(dict.fromkeys(slot for slot in cut.outputs if slot in linear_slots))
     return tuple(entries), tuple(ends)
-
-
-def _is_linear(entry: Entry, token_nodes: set[int]) -> bool:
-    """Check whether all steps of a call are linear in these nodes."""
-    if not entry.steps:
-        return entry.attention is None and all(slot is not None for slot in entry.before)
-    if not all(made is None or made.floating for made in entry.outs):
-        return False
-    reached = set(token_nodes)
-    for step in entry.steps:
-        token_args = {name for name, value in step.given.items() if any(node in reached for node in tensors_in_nodes(value))}
-        if not token_args:
-            continue
-        if not _is_linear_step(step, token_args):
-            return False
-        results = (*step.outs, *(after for _, after in step.written))
-        reached |= {node for node in results if node is not None}
-    return True
-
-
-def _is_linear_step(step: Step, token_args: set[str]) -> bool:
-    """Check whether a step is linear in the arguments of these names."""
-    if step.op is None or step.random:
-        return False
-    name, row = row_of(step.op)
-    if row is None:
-        return False
-    if row.makes:  # a tensor of zeros or ones in the shape of its argument
-        return True
-    writes = step.written and name != "as_strided"
-    if writes or step.given.get("rounding_mode") is not None:
-        return False
-    return row.linear is not None and row.linear(token_args)

@@ -38,7 +38,7 @@ class Call(ABC):
         lead: Sizes of the axes before the token axis.
         rows: Number of queries in a group.
         columns: Number of keys in a group.
-        out: Result of the call; None until it is known.
+        out: Result of the call, or where its graph begins; None until it is known.
     """
 
     out: Tensor | None = None
@@ -218,11 +218,11 @@ class ProductCall(Call):
     _operands = ("weights",)
     _layout = torch.preserve_format  # mixed heads come last in memory; a contiguous copy takes longer
     scored: tuple[Tensor, ...] | None = None  # operands of the product behind the softmax
-    _operand: Tensor | None
+    operand: Tensor | None
 
     def __init__(self, product: Product) -> None:
         """Store the operands of the product."""
-        self._axes, self._operand = product.axes, product.operand
+        self._axes, self.operand = product.axes, product.operand
         self.weights, value = self._axes.weights(product.operand), self._axes.values(product.value)
         lead = _broadcast_lead(value, self.weights)
         super().__init__(value, lead, self.weights.shape[-2])
@@ -233,7 +233,15 @@ class ProductCall(Call):
         is_copied = wanted and values and self.scored is not None
         self.scored = tuple(own(operand, self._layout) for operand in self.scored or ()) if is_copied else None
         if not (wanted and graph):
-            self._operand = None
+            self.operand = None
+
+    def starting_at(self, leaf: Tensor, value: Any) -> Any:  # noqa: ANN401
+        """Return arguments of the call, nested or not, with the weights replaced by a leaf of the graph, and without other graph."""
+        if isinstance(value, Tensor):
+            return leaf if value is self.operand else value.detach()
+        if type(value) in (tuple, list):
+            return type(value)(self.starting_at(leaf, item) for item in value)
+        return {name: self.starting_at(leaf, item) for name, item in value.items()} if isinstance(value, dict) else value
 
     def operator(self, arrangement: Arrangement, vectors: Vectors | None = None) -> Operator:
         """Return the matrix of weights that the model multiplied by the values, with queries and keys if they were kept.
@@ -249,14 +257,14 @@ class ProductCall(Call):
     def source(self, arrangement: Arrangement) -> Source | None:
         """Return the weights that the model multiplied, and a function that brings their gradient into the arrangement's order."""
         axes, lead = self._axes, self.lead
-        assert self._operand is not None  # noqa: S101 - kept with graph=True
+        assert self.operand is not None  # noqa: S101 - kept with graph=True
 
         def arranged(gradient: Tensor) -> Gradient:
             gradient = axes.weights(gradient)
             expanded = gradient.expand(*lead, *gradient.shape[-2:])
             return MatrixGradient(arrangement.take(expanded))
 
-        return Source(self._operand, arranged)
+        return Source(self.operand, arranged)
 
     def sources(self) -> tuple[Tensor, ...]:
         """Return the weights."""

@@ -291,14 +291,14 @@ class CaptureMode(TorchFunctionMode):
         out = None if self._replace is None else self._replace(layer, owner, call, attention)
         if out is None:
             run = tracer.run if entry is None and product is not None else plainly
-            out = _run_call(call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
+            out = self._computed(entry, call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
             if odd and (flex_results is not None or not _is_own(func, args, kwargs, out)):
                 self.calls[layer] -= 1
                 self.hidden[layer] = _CHANGED
                 if product is not None:
                     self._note(func, args, kwargs, out)
                 return out if flex_results is None else flex_results
-        call.out = out
+        call.out = out if call.out is None else call.out
         if entry is None:
             tracer.write(func, args, kwargs, out, attention)
         else:
@@ -306,6 +306,12 @@ class CaptureMode(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             self._receive(layer, owner, call, attention)
         return out if flex_results is None else (out, *flex_results[1:])
+
+    def _computed(
+        self, entry: Entry | None, call: Call, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        """Run an attention call and return its result. `entry` is the entry of the known tape that it matches, if any."""
+        return _run_call(call, run, args, kwargs)
 
     def _product(
         self,

@@ -308,6 +308,7 @@ class Tape:
         conclusions: Conclusions from the tape, once they were computed.
         projections: Output projections on the tape, once they were looked for.
         vectors: Queries and keys of attention calls that the model writes out, once they were looked for.
+        plan: Which summands its output is linear in, once that was looked for.
         dynamic: Whether the shape of some tensor depends on what tensors hold.
         whole: Whether the tape holds all that determines token locations, so that later forward passes can be compared with it.
         gated: Whether gates were looked for.
@@ -329,6 +330,7 @@ class Tape:
     conclusions: object = None
     projections: object = None
     vectors: dict[Attention, object] = field(default_factory=dict)
+    plan: object = None
     dynamic: bool = False
     whole: bool = True
     gated: bool = False

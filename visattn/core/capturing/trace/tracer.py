@@ -128,6 +128,10 @@ class Tracer:
         """Return the slot of a tensor (its number on the tape); None if it is new, or was overwritten without interception."""
         return self._living.current(tensor, self.tape.outside)
 
+    def tensor(self, slot: int) -> Tensor | None:
+        """Return the tensor in a slot; None if it does not exist any longer."""
+        return self._living.refs[slot]()
+
     def place_of(self, tensor: Tensor) -> int:
         """Return the slot of a tensor (its number on the tape); a new tensor, such as a parameter, gets one from here on.
 

@@ -1,0 +1,257 @@
+"""Function mode for a forward pass whose autograd graph is linear, so that its output is the sum of what `Plan` says.
+
+The model computes what it always does, to the bit; only the graph differs. Each summand begins at a leaf of the graph. A call that adds a
+constant, such as the bias of a layer, is noted with this constant: what the call returns when all summands are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from visattn.core.capturing.intercept.calls import Call, ProductCall, SampledCall
+from visattn.core.capturing.intercept.mode import CaptureMode
+from visattn.core.capturing.linear.plan import Action, plan_of
+from visattn.core.capturing.trace.noting import plainly
+from visattn.core.capturing.trace.tape import Entry
+from visattn.core.capturing.trace.tracer import Tracer
+from visattn.errors import CaptureError
+
+
+class Noted(NamedTuple):
+    """Summand, or constant that is added, of a running forward pass.
+
+    Attributes:
+        layer: Name of the module that ran.
+        action: What the plan says about the call; None for the pixels.
+        at: Tensor in the graph.
+        value: Its value, or that of the constant.
+        func: Name of the function that was called.
+    """
+
+    layer: str
+    action: Action | None
+    at: Tensor
+    value: Tensor
+    func: str = ""
+
+
+class LinearMode(CaptureMode):
+    """Mode of a forward pass that repeats one that was captured before, with a linear graph.
+
+    Attributes:
+        noted: Summands and constants so far.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - of `CaptureMode`
+        """See `CaptureMode`."""
+        super().__init__(*args, **kwargs)
+        self.noted: list[Noted] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:  # noqa: ANN401
+        """See `CaptureMode`; no call takes its short way."""
+        tracer = self.tracer
+        if tracer is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        if not tracer.known:
+            raise CaptureError("a second forward pass ran other operations than the first, so its output cannot be taken apart.")
+        return self._run_intercepted(tracer, func, types, args, kwargs)
+
+    def begin(self, pixels: Tensor) -> Tensor:
+        """Begin a forward pass: return pixels that are a leaf of the graph."""
+        self.noted.clear()
+        leaf = pixels.detach().clone().requires_grad_()
+        self.noted.append(Noted("", None, leaf, leaf.detach()))
+        return leaf.clone()  # the model may write to it
+
+    def _run_known(
+        self,
+        tracer: Tracer,
+        entry: Entry,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        odd: bool,
+    ) -> Any:  # noqa: ANN401
+        action = plan_of(tracer.tape).actions.get(tracer.at)
+        if entry.attention is not None:
+            return self._run_candidate(tracer, entry, func, args, kwargs, odd=odd)
+        run = tracer.run if entry.contents else plainly
+        if action is None:
+            with torch.no_grad():
+                out = run(func, args, kwargs)
+        else:
+            slots = {id(tensor): slot for slot in action.slots if (tensor := tracer.tensor(slot)) is not None}
+            out = self._acted(action, entry, run, func, args, kwargs, slots)
+        tracer.confirm(entry, args, kwargs, out)
+        if entry.kept or (entry.scoring and self._vectors):
+            self.held.hold(tracer.at - 1, args, kwargs)
+        return out
+
+    def _acted(
+        self,
+        action: Action,
+        entry: Entry,
+        run: Callable[..., Any],
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        slots: Mapping[int, int],
+    ) -> Any:  # noqa: ANN401
+        """Run a call as the plan says; `slots` are those of the action, by `id` of their tensors."""
+        if action.kind == "begin":
+            with torch.no_grad():
+                out = run(func, args, kwargs)
+            return self._leaf(action, entry, out)
+        if action.kind == "freeze":
+            frozen = _mapped((args, kwargs), lambda x: x.detach() if id(x) in slots else x)
+            return run(func, *frozen)
+        zero = _at_zero(entry, func, args, kwargs, slots) if action.adds else None  # before a call that writes in place
+        if action.kind == "norm":
+            with torch.no_grad():
+                out = run(func, args, kwargs)
+            out = _Replaced.apply(_frozen_norm(entry.operation.name, args, kwargs), out)
+        else:
+            out = run(func, args, kwargs)
+        results = [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor)]
+        constants = [zero] if isinstance(zero, Tensor) else [x for x in zero or () if isinstance(x, Tensor)]
+        for result, constant in zip(results, constants, strict=False):
+            if result.requires_grad and result.is_floating_point():
+                self._keep(action, entry, result, constant)
+        return out
+
+    def _leaf(self, action: Action, entry: Entry, out: Any) -> Any:  # noqa: ANN401
+        """Return the result of a call as one that begins a summand."""
+        results = [out] if isinstance(out, Tensor) else list(out)
+        changed = []
+        for result, before in zip(results, entry.before, strict=False):
+            if not isinstance(result, Tensor) or not result.is_floating_point():
+                changed.append(result)
+                continue
+            leaf = result.detach().clone().requires_grad_()
+            self._keep(action, entry, leaf, leaf)
+            if before is None:
+                changed.append(leaf.clone())  # the model may write to it
+            else:
+                changed.append(result.copy_(leaf))
+        return changed[0] if isinstance(out, Tensor) else type(out)(changed)
+
+    def _keep(self, action: Action, entry: Entry, at: Tensor, value: Tensor) -> None:
+        owner = self.owners.current()
+        self.noted.append(Noted("" if owner is None else owner[0], action, at, value.detach(), entry.operation.name))
+
+    def _computed(
+        self, entry: Entry | None, call: Call, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        """Run an attention call so that a summand begins at its result, or with frozen weights."""
+        tracer = self.tracer
+        assert tracer is not None and entry is not None  # noqa: S101, PT018 - a forward pass runs, and its tape is known
+        action = plan_of(tracer.tape).actions.get(tracer.at)
+        with torch.no_grad():
+            out = super()._computed(entry, call, run, args, kwargs)
+        if action is None:
+            return out
+        if action.kind == "pool":
+            return _Replaced.apply(call.mix(call.weigh().detach()), out)
+        if isinstance(call, ProductCall) and not isinstance(call, SampledCall):
+            return self._weighted(action, entry, call, run, args, kwargs)
+        call.out = out.detach().clone().requires_grad_()
+        self._keep(action, entry, call.out, call.out)
+        return call.out.clone()  # the model may write to it
+
+    def _weighted(
+        self, action: Action, entry: Entry, call: ProductCall, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        """Run a product of weights and values so that a summand begins at the weights."""
+        weights = call.operand.detach().clone().requires_grad_()
+        self._keep(action, entry, weights, weights)
+        out: Tensor = run(*call.starting_at(weights, (args, kwargs)))
+        call.operand = weights
+        return out
+
+
+class _Replaced(torch.autograd.Function):
+    """Value of one tensor with the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Tensor, value: Tensor) -> Tensor:  # noqa: ANN401, ARG004
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ANN401, ARG004
+        return gradient, None
+
+
+def _at_zero(
+    entry: Entry, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[int, int]
+) -> Any:  # noqa: ANN401
+    """Return what a linear call returns when the summands that it reads are zero."""
+
+    def changed(tensor: Tensor) -> Tensor:
+        if id(tensor) in slots:
+            return torch.zeros_like(tensor)
+        return tensor.clone() if entry.writes else tensor
+
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        positional, named = _mapped((args, kwargs), changed)
+        return func(*positional, **named)
+
+
+def _frozen_norm(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return a normalization whose statistics are numbers, so that it is linear up to its bias."""
+    named = dict(kwargs)
+    positional = [named.pop("input"), *args] if "input" in named else args
+    with torch._C.DisableTorchFunction():
+        return _NORMS[name](*positional, **named)
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    scale = (x.detach().var(dims, correction=0, keepdim=True) + eps).rsqrt()
+    return _affine((x - x.mean(dims, keepdim=True)) * scale, weight, bias)
+
+
+def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    least = torch.finfo(x.dtype).eps if eps is None else eps
+    return _affine(x * (x.detach().square().mean(dims, keepdim=True) + least).rsqrt(), weight, None)
+
+
+def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    groups = x.unflatten(1, (num_groups, -1))
+    dims = tuple(range(2, groups.ndim))
+    scale = (groups.detach().var(dims, correction=0, keepdim=True) + eps).rsqrt()
+    normal = ((groups - groups.mean(dims, keepdim=True)) * scale).view_as(x)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    return _affine(normal, None if weight is None else weight.view(shape), None if bias is None else bias.view(shape))
+
+
+def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:  # noqa: ARG001
+    return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+_NORMS = {"layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm, "normalize": _normalize}
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
+    """Return arguments of a call, which may be nested, with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(item, change) for item in value)
+    if isinstance(value, dict):
+        return {name: _mapped(item, change) for name, item in value.items()}
+    return value

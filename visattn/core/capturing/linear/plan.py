@@ -1,0 +1,241 @@
+"""Plan of a forward pass whose output is a sum: which calls of its tape are linear in what, and where the summands begin.
+
+A summand begins at the pixels, at the result of an attention call, and at the result of any other call that is not linear, such as an
+activation. From there to the output the plan follows calls that are linear: layers, means, sums. Three kinds of calls are made so: the
+statistics of a normalization are frozen, as are the weights of an attention pooling, and a factor that one operand of a product takes
+from the other, as a gate is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from visattn.core.capturing.following.conclusions import concluded
+from visattn.core.capturing.following.linear_calls import is_linear
+from visattn.core.capturing.placing import moves
+from visattn.core.capturing.placing.operation_table import row_of
+from visattn.core.capturing.trace.operations import MULTIPLY, words
+from visattn.core.capturing.trace.tape import Attention, Entry, Ref, Tape
+
+NORMS = words("layer_norm rms_norm group_norm normalize")
+_PRODUCTS = MULTIPLY | words("div divide true_divide __truediv__ __itruediv__")
+_PIXELS = 0  # number of the summand that the pixels begin
+
+
+class Action(NamedTuple):
+    """What to do about a call.
+
+    Attributes:
+        kind: `follow`: it is linear; `norm`: freeze its statistics; `freeze`: take the arguments in `slots` as numbers; `pool`: freeze its
+            weights; `begin`: a summand begins at its result; `attention`: a summand begins at its result, which is attention.
+        slots: Arguments that the summands reach, or that are frozen.
+        adds: Whether it may add a constant.
+        summand: Number of the summand that begins here, or that a constant belongs to; None for a constant behind the sums of summands.
+    """
+
+    kind: Literal["follow", "norm", "freeze", "pool", "begin", "attention"]
+    slots: frozenset[int]
+    adds: bool = False
+    summand: int | None = None
+
+
+@dataclass
+class Summand:
+    """Where a summand of the output begins.
+
+    Attributes:
+        reads: Numbers of the summands that its call reads.
+        attention: The attention call, if it is one.
+        known: Whether it is known what the call does to its summands. It is not if it overwrites memory that others share.
+        bypassed: Whether all that its call reads is later added to its result, so that it is a residual branch.
+    """
+
+    reads: frozenset[int] = frozenset()
+    attention: Attention | None = None
+    known: bool = True
+    bypassed: bool = False
+
+
+@dataclass
+class Plan:
+    """Plan of a forward pass.
+
+    Attributes:
+        tape: Its tape.
+        actions: What to do about each call that the output depends on linearly, by entry.
+        summands: Where the summands begin, by number.
+    """
+
+    tape: Tape
+    actions: dict[int, Action] = field(default_factory=dict)
+    summands: list[Summand] = field(default_factory=lambda: [Summand()])
+
+    def hidden_behind(self, number: int) -> list[Attention]:
+        """Return the attention calls that reach the output only through a summand that is neither attention nor a residual branch."""
+        summand = self.summands[number]
+        if summand.attention is not None or summand.bypassed:
+            return []
+        behind = [self.summands[each].attention for each in summand.reads]
+        deeper = [attention for each in summand.reads for attention in self.hidden_behind(each)]
+        return list(dict.fromkeys([*deeper, *(attention for attention in behind if attention is not None)]))
+
+
+def plan_of(tape: Tape) -> Plan:
+    """Return the plan of a complete tape; it is made once."""
+    if not isinstance(tape.plan, Plan):
+        tape.plan = _Planning(tape).plan()
+    return tape.plan
+
+
+class _Planning:
+    """Walk along a tape that finds out which tensors are sums of what.
+
+    For each slot (number of a tensor) that is linear in summands, `_sums` holds their numbers.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape, self._plan = tape, Plan(tape)
+        self._calls = concluded(tape).calls
+        self._sums = {slot: frozenset({_PIXELS}) for slot, outside in tape.outside.items() if outside.kind == "pixels"}
+        self._sums |= {
+            slot: self._begun(Summand(known=False))
+            for slot, outside in tape.outside.items()
+            if outside.kind == "unknown" and outside.floating and slot in tape.descends
+        }
+        self._joined: set[int] = set()  # slots behind the first sum of a residual branch and what it reads
+
+    def plan(self) -> Plan:
+        actions = {number: action for number, entry in enumerate(self._tape.entries) if (action := self._see(entry)) is not None}
+        self._plan.actions = self._alive(actions)
+        return self._plan
+
+    def _see(self, entry: Entry) -> Action | None:
+        """Note what the results of a call are sums of, and return what to do about it; None if it reads no summand."""
+        reads = frozenset(ref.slot for ref in entry.refs if ref.slot in self._sums)
+        if not reads:
+            return None
+        located = None if entry.attention is None else self._calls[entry.attention]
+        if entry.attention is not None and located is not None:
+            return self._see_attention(entry, entry.attention, reads, pools=located[0].kind == "pool")
+        factors = self._factors(entry, reads)
+        if factors is not None:
+            frozen = reads - factors
+            return self._follow(entry, factors, Action("freeze", frozen))
+        nodes = [int(self._tape.nodes[slot]) for slot in reads]
+        if is_linear(entry, nodes, in_place=not entry.rewritten) or _is_settled_batch_norm(entry, reads):
+            return self._follow(entry, reads, Action("follow", reads, adds=_may_add(entry)))
+        if entry.operation.own and entry.operation.name in NORMS and entry.refs[0].slot in reads:
+            return self._follow(entry, reads, Action("norm", reads, adds=True))
+        return self._begin(entry, reads)
+
+    def _see_attention(self, entry: Entry, attention: Attention, reads: frozenset[int], *, pools: bool) -> Action:
+        value = attention.operands[-1].slot
+        if pools and value in reads:
+            return self._follow(entry, frozenset({value}), Action("pool", frozenset({value})))
+        summand = self._begun(Summand(self._all(reads), attention))
+        self._give(entry, summand)
+        return Action("attention", reads, summand=max(summand))
+
+    def _begin(self, entry: Entry, reads: frozenset[int]) -> Action:
+        floating = [made for made in entry.outs if made is not None and made.floating]
+        summand = self._begun(Summand(self._all(reads), known=not entry.rewritten and len(floating) < 2))
+        self._give(entry, summand)
+        return Action("begin", reads, summand=max(summand))
+
+    def _follow(self, entry: Entry, reads: frozenset[int], action: Action) -> Action:
+        """Follow a call that is linear in what it reads."""
+        sums, joins = self._all(reads), self._join(reads)
+        self._give(entry, sums)
+        if joins or reads & self._joined:
+            self._joined.update(made.slot for made in entry.outs if made is not None)
+            return action
+        return action._replace(summand=max(sums))
+
+    def _join(self, reads: frozenset[int]) -> bool:
+        """Mark the summands that a call adds to what they read; return whether there are any."""
+        joins = False
+        for slot in reads:
+            others = self._all(reads - {slot})
+            for number in self._sums[slot] - others:
+                summand = self._plan.summands[number]
+                if summand.reads and all(self._is_covered(each, others) for each in summand.reads):
+                    summand.bypassed = joins = True
+        return joins
+
+    def _is_covered(self, number: int, sums: frozenset[int]) -> bool:
+        """Check whether a sum has a summand, or all that this one reads."""
+        reads = self._plan.summands[number].reads
+        return number in sums or (bool(reads) and all(self._is_covered(each, sums) for each in reads))
+
+    def _factors(self, entry: Entry, reads: frozenset[int]) -> frozenset[int] | None:
+        """Return the operand of a product of two summands that stays one when the other is frozen; None if it is no such product.
+
+        That is the operand that the other one scales: the larger one, or else the result of an attention call that a gate multiplies.
+        """
+        if not entry.operation.own or entry.operation.name not in _PRODUCTS or entry.rewritten:
+            return None
+        operands = [value.slot for value in entry.args if isinstance(value, Ref)]
+        if len(operands) != 2 or operands[0] == operands[1] or not reads >= set(operands):
+            return None
+        first, second = operands
+        sizes = [self._tape.facts[self._tape.nodes[slot]].shape.numel() for slot in operands]
+        divides = entry.operation.name not in MULTIPLY
+        if sizes[0] > sizes[1] or (divides and sizes[0] == sizes[1] and self._is_attention(first)):
+            return frozenset({first})
+        if divides:
+            return None
+        if sizes[1] > sizes[0]:
+            return frozenset({second})
+        attentive = [slot for slot in operands if self._is_attention(slot)]
+        return frozenset(attentive) if len(attentive) == 1 else None
+
+    def _is_attention(self, slot: int) -> bool:
+        """Check whether a tensor is the result of one attention call, before it is added to others."""
+        return all(self._plan.summands[number].attention is not None for number in self._sums[slot]) and slot not in self._joined
+
+    def _begun(self, summand: Summand) -> frozenset[int]:
+        self._plan.summands.append(summand)
+        return frozenset({len(self._plan.summands) - 1})
+
+    def _all(self, slots: Iterable[int]) -> frozenset[int]:
+        return frozenset().union(*(self._sums[slot] for slot in slots))
+
+    def _give(self, entry: Entry, sums: frozenset[int]) -> None:
+        for made in entry.outs:
+            if made is not None and made.floating:
+                self._sums[made.slot] = sums
+        for _, after in entry.rewritten:
+            self._sums[after] = sums
+
+    def _alive(self, actions: dict[int, Action]) -> dict[int, Action]:
+        """Return the actions of the calls from which the output is reached; attention always begins a summand."""
+        alive, kept = {slot for slot in self._tape.output if slot in self._sums}, dict[int, Action]()
+        for number, action in reversed(actions.items()):
+            entry = self._tape.entries[number]
+            results = {made.slot for made in entry.outs if made is not None} | {after for _, after in entry.rewritten}
+            if not results & alive and action.kind != "attention":
+                continue
+            kept[number] = action
+            if action.kind in ("follow", "norm", "pool"):
+                alive |= action.slots
+            elif action.kind == "freeze":
+                alive |= {ref.slot for ref in entry.refs if ref.slot in self._sums} - action.slots
+        return dict(reversed(kept.items()))
+
+
+def _is_settled_batch_norm(entry: Entry, reads: frozenset[int]) -> bool:
+    """Check whether a call normalizes by running statistics, which makes it linear."""
+    if not entry.operation.own or entry.operation.name != "batch_norm" or entry.refs[0].slot not in reads:
+        return False
+    training = entry.args[5] if len(entry.args) > 5 else entry.kwargs.get("training", False)
+    return training is False
+
+
+def _may_add(entry: Entry) -> bool:
+    """Check whether a linear call may add a constant: it does more than to move elements of one tensor."""
+    if len({ref.slot for ref in entry.refs}) > 1 or not entry.steps:
+        return True
+    rows = [None if step.op is None else row_of(step.op)[1] for step in entry.steps]
+    return any(row is None or row.rule.__module__ != moves.__name__ for row in rows)
