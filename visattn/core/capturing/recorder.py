@@ -294,8 +294,7 @@ class _Session:
         """Keep the terms that the output of this forward pass is the sum of."""
         noted = self.watch.mode.noted
         modules = {name: module for module, name in self._names.items()}
-        self.recording.terms += terms_of.terms_of(forward.plan(), noted, forward.number, modules)
-        self.recording.frozen = terms_of.frozen_in(noted)
+        self.recording.terms = terms_of.terms_of(forward.plan(), noted, forward.number, modules)
         noted.clear()
 
     def _keep_last(self, forward: Forward) -> None:

@@ -38,6 +38,7 @@ class MapFacts:
         interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
         input_size: Height and width of the model's input; None if unknown.
         windows: For each image, the windows outside which the queries cannot attend, in input pixels; local attention has them.
+        terms: Name and share of each term of a score that the map is a part of, for maps of one image.
     """
 
     layer: str = ""
@@ -51,6 +52,7 @@ class MapFacts:
     interval: bool = False
     input_size: tuple[int, int] | None = None
     windows: tuple[tuple[Box, ...], ...] = ()
+    terms: tuple[tuple[str, float], ...] = ()
 
     __repr__ = brief
 
@@ -89,7 +91,8 @@ class MapFacts:
         at = tuple((float(y), float(x)) for y, x in data.get("query_at", ()))
         size = data.get("input_size")
         known = None if size is None else (int(size[0]), int(size[1]))
-        read = {"sinks": sinks, "glimpses": glimpses, "windows": windows, "detections": detections}
+        terms = tuple((str(name), float(share)) for name, share in data.get("terms", ()))
+        read = {"terms": terms, "sinks": sinks, "glimpses": glimpses, "windows": windows, "detections": detections}
         return cls(**data | read | {"query_at": at, "input_size": known})
 
 

@@ -27,6 +27,7 @@ Need = Literal[
     "positions",
     "replay",
     "score",
+    "terms",
 ]
 _RUN_AGAIN = "replay", "scored"  # arguments that the pipeline passes
 

@@ -12,7 +12,7 @@ from visattn.core.capturing import record
 from visattn.core.families import describe
 from visattn.core.records import Recording
 
-__all__ = ["capture"]
+__all__ = ["capture", "capture_terms"]
 
 
 @typed(but=("model",))  # a model of another type has its own error message
@@ -74,4 +74,14 @@ def capture(
         gradients=gradients,
         gates=gates,
         remember=remember,
+    )
+
+
+def capture_terms(model: nn.Module) -> AbstractContextManager[Recording]:
+    """Record forward passes of one image each with a linear graph, so that scores are sums of terms; see `Recording.terms`.
+
+    Each pass must run the operations of one that was captured before, whose tape tells which calls are linear.
+    """
+    return record(
+        model, describe(model, None, 0), layers="*", values=True, features="none", gradients=True, gates=False, terms=True
     )

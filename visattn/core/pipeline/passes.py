@@ -22,7 +22,7 @@ from visattn._support.modes import callers_autocast, callers_modes, evaluating, 
 from visattn._support.shortages import lacks_memory
 from visattn.core import capturing
 from visattn.core.families import InputSpec
-from visattn.core.pipeline.captures import capture
+from visattn.core.pipeline.captures import capture, capture_terms
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import tensor_of
 from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
@@ -72,6 +72,7 @@ def one_pass(
     features: str | Sequence[str] = "last",
     gates: bool = False,
     edit: Callable[[Tensor], Tensor] | None = None,
+    terms: bool = False,
 ) -> Pass:
     """Run the model once on preprocessed pixels, in evaluation mode; restore its training flags afterward.
 
@@ -87,6 +88,7 @@ def one_pass(
         features: See `capture`.
         gates: See `capture`.
         edit: Function that is applied to the pixels before the forward pass.
+        terms: Whether the graph is linear, so that the score of one image is a sum; the model then runs twice.
 
     Returns:
         The recording and the resolved target.
@@ -110,7 +112,11 @@ def one_pass(
             with torch.no_grad(), capture(model, **kept) as recording:
                 output = answer_of(model, pixels, prepared)
         else:
-            with torch.enable_grad(), capture(model, **kept, gradients=True) as recording:
+            if terms:
+                with torch.no_grad(), capture(model, features="none", gates=False):
+                    answer_of(model, pixels, prepared)
+            recording_pass = capture_terms(model) if terms else capture(model, **kept, gradients=True)
+            with torch.enable_grad(), recording_pass as recording:
                 output = answer_of(model, pixels, prepared)
             _check_called(model, recording, features)
             with torch.enable_grad():

@@ -51,9 +51,9 @@ class Question:
 
     @property
     def runs_again(self) -> str:
-        """What the method needs of further passes for each image: `score` or `replay`; empty if one pass for all is enough."""
+        """What the method needs of further passes for each image: `score`, `replay` or `terms`; empty if one pass for all is enough."""
         needs = self.method.needs if self.method else ()
-        return next((need for need in ("score", "replay") if need in needs), "")
+        return next((need for need in ("score", "replay", "terms") if need in needs), "")
 
     def settled(self, recording: Recording) -> Question:
         """Replace `auto` by a method that applies to a recording.

@@ -132,6 +132,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
             each_layer="layer gradients" in needs,
             values="values" in needs,
             gates="gates" in needs,
+            terms="terms" in needs,
             features="all" if "layer gradients" in needs else features,
         )
     except NoAttentionCaptured as nothing:

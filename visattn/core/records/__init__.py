@@ -7,7 +7,7 @@ from visattn.core.records.entries import AttentionRecord, FeatureRecord, Source,
 from visattn.core.records.layouts import TokenLayout
 from visattn.core.records.readouts import PROBES, Readout, probes_of, shares_of
 from visattn.core.records.recording import NoGradient, Recording
-from visattn.core.records.terms import Part, Term
+from visattn.core.records.terms import Part, ScoreTerms, Term
 
 __all__ = [
     "PROBES",
@@ -17,6 +17,7 @@ __all__ = [
     "Part",
     "Readout",
     "Recording",
+    "ScoreTerms",
     "Source",
     "Term",
     "TokenLayout",

@@ -20,7 +20,7 @@ from visattn.core.operators.softmax import unblocked
 from visattn.core.provenance import Provenance
 from visattn.core.records.entries import AttentionRecord, FeatureRecord, UnseenAttention
 from visattn.core.records.readouts import Readout, probes_of
-from visattn.core.records.terms import Term, graded as graded_terms
+from visattn.core.records.terms import ScoreTerms
 from visattn.errors import OptionError
 
 _norm_gradients: Any = Later("visattn._support.norm_gradients")
@@ -43,7 +43,6 @@ class Recording(Sequence[AttentionRecord]):
         images: Images in the model's input, in the last forward pass; 0 if unknown.
         normalizes: Whether batch or instance norms ran, whose gradients PyTorch may get wrong for one image.
         terms: Terms that the output is the sum of, if they were asked for.
-        frozen: Names of the modules whose statistics, weights or factors are taken as numbers for this.
     """
 
     records: list[AttentionRecord] = field(default_factory=list)
@@ -56,8 +55,7 @@ class Recording(Sequence[AttentionRecord]):
     readouts: dict[int, Readout] = field(default_factory=dict)
     images: int = 0
     normalizes: bool = False
-    terms: list[Term] = field(default_factory=list)
-    frozen: tuple[str, ...] = ()
+    terms: ScoreTerms | None = None
 
     @overload
     def __getitem__(self, index: int) -> AttentionRecord: ...
@@ -291,7 +289,7 @@ class Recording(Sequence[AttentionRecord]):
             readouts = self.readouts | {number: readout.measured(slope) for (number, readout), slope in of_tokens}
             slopes = slopes[: len(self.records)]
             features = [replace(feature, gradient=of_features.get(feature)) for feature in self.features]
-            terms = graded_terms(self.terms, score) if self.terms else []
+            terms = None if self.terms is None else self.terms.of(score)
         else:
             missing = next((layer for layer in self.layers if layer not in score), None)
             if missing is not None:
@@ -300,7 +298,7 @@ class Recording(Sequence[AttentionRecord]):
                 )
             slopes = [_slopes(score[record.layer], [record])[0] for record in self.records]
             features, readouts = [replace(feature, gradient=None) for feature in self.features], self.readouts
-            terms = []
+            terms = None
         records = [
             replace(record, operator=record.operator.with_gradient(slope))
             for record, slope in zip(self.records, slopes, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -65,18 +65,45 @@ class Term:
         return (self.amount or 0.0) + (self.constant or 0.0)
 
 
-def graded(terms: Sequence[Term], score: Tensor) -> list[Term]:
-    """Return the terms with their shares of a score, without the graph."""
-    parts = [part for term in terms for part in (*term.parts, *term.constants)]
-    slopes = iter(torch.autograd.grad(score.sum(), [part.at for part in parts], retain_graph=True, allow_unused=True))
-    amounts = {part: part.amount(slope) for part, slope in zip(parts, slopes, strict=True)}
-    return [
-        replace(
-            term,
-            amount=sum(amounts[part] for part in term.parts),
-            constant=sum(amounts[part] for part in term.constants),
-            parts=(),
-            constants=(),
+@dataclass(frozen=True, eq=False)
+class ScoreTerms:
+    """Terms that the output of a forward pass of one image is the sum of.
+
+    Attributes:
+        terms: The terms, in the order in which they begin; biases that belong to none of them come last.
+        frozen: What is taken as numbers for this, such as `statistics of norm`.
+        score: The score that the amounts are shares of; None without one.
+    """
+
+    terms: tuple[Term, ...]
+    frozen: tuple[str, ...] = ()
+    score: float | None = None
+
+    __repr__ = brief
+
+    def of(self, score: Tensor) -> ScoreTerms:
+        """Return the terms with their shares of a score, a single number, without the graph."""
+        parts = [part for term in self.terms for part in (*term.parts, *term.constants)]
+        slopes = torch.autograd.grad(score.sum(), [part.at for part in parts], retain_graph=True, allow_unused=True)
+        amounts = {part: part.amount(slope) for part, slope in zip(parts, slopes, strict=True)}
+        graded = tuple(
+            replace(
+                term,
+                amount=sum(amounts[part] for part in term.parts),
+                constant=sum(amounts[part] for part in term.constants),
+                parts=(),
+                constants=(),
+            )
+            for term in self.terms
         )
-        for term in terms
-    ]
+        return replace(self, terms=graded, score=float(score.detach().double().sum()))
+
+    @property
+    def absolute(self) -> float:
+        """Sum of the magnitudes of all terms, which the difference between their sum and the score is measured by."""
+        return sum(abs(term.amount or 0.0) + abs(term.constant or 0.0) for term in self.terms)
+
+    @property
+    def difference(self) -> float:
+        """Score less the sum of all terms: what rounding leaves. Infinite without a score."""
+        return math.inf if self.score is None else self.score - math.fsum(term.total for term in self.terms)

@@ -79,7 +79,10 @@ class LinearMode(CaptureMode):
         *,
         odd: bool,
     ) -> Any:  # noqa: ANN401
-        action = plan_of(tracer.tape).actions.get(tracer.at)
+        plan = plan_of(tracer.tape)
+        action = plan.actions.get(tracer.at)
+        if action is not None and action.kind in ("norm", "freeze", "pool"):
+            plan.layers[tracer.at] = self._layer()
         if entry.attention is not None:
             return self._run_candidate(tracer, entry, func, args, kwargs, odd=odd)
         run = tracer.run if entry.contents else plainly
@@ -143,8 +146,12 @@ class LinearMode(CaptureMode):
         return changed[0] if isinstance(out, Tensor) else type(out)(changed)
 
     def _keep(self, action: Action, entry: Entry, at: Tensor, value: Tensor) -> None:
+        self.noted.append(Noted(self._layer(), action, at, value.detach(), entry.operation.name))
+
+    def _layer(self) -> str:
+        """Return the name of the module that runs."""
         owner = self.owners.current()
-        self.noted.append(Noted("" if owner is None else owner[0], action, at, value.detach(), entry.operation.name))
+        return "" if owner is None else owner[0]
 
     def _computed(
         self, entry: Entry | None, call: Call, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

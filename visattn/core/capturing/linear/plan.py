@@ -66,11 +66,13 @@ class Plan:
         tape: Its tape.
         actions: What to do about each call that the output depends on linearly, by entry.
         summands: Where the summands begin, by number.
+        layers: Module that ran at each call that was made linear, by entry, in the latest forward pass.
     """
 
     tape: Tape
     actions: dict[int, Action] = field(default_factory=dict)
     summands: list[Summand] = field(default_factory=lambda: [Summand()])
+    layers: dict[int, str] = field(default_factory=dict)
 
     def hidden_behind(self, number: int) -> list[Attention]:
         """Return the attention calls that reach the output only through a summand that is neither attention nor a residual branch."""

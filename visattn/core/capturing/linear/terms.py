@@ -9,11 +9,11 @@ from torch import nn
 
 from visattn.core.capturing.linear.mode import Noted
 from visattn.core.capturing.linear.plan import Plan
-from visattn.core.records.terms import Part, Term, TermKind
+from visattn.core.records.terms import Part, ScoreTerms, Term, TermKind
 
 
-def terms_of(plan: Plan, noted: Sequence[Noted], forward: int, modules: Mapping[str, nn.Module]) -> list[Term]:
-    """Return the terms of a forward pass, in the order in which they begin; biases that belong to none of them come last."""
+def terms_of(plan: Plan, noted: Sequence[Noted], forward: int, modules: Mapping[str, nn.Module]) -> ScoreTerms:
+    """Return the terms of a forward pass."""
     parts, constants = dict[int, list[Noted]](), defaultdict[int | None, list[Noted]](list)
     for note in noted:
         if note.action is None:
@@ -24,12 +24,15 @@ def terms_of(plan: Plan, noted: Sequence[Noted], forward: int, modules: Mapping[
         else:
             constants[note.action.summand].append(note)
     terms = [_term(plan, number, notes, constants[number], forward, modules) for number, notes in parts.items()]
-    return [*terms, Term("", forward, "bias", amount=None, constants=_parts(constants[None]))]
+    terms.append(Term("", forward, "bias", constants=_parts(constants[None])))
+    return ScoreTerms(tuple(terms), _frozen(plan))
 
 
-def frozen_in(noted: Sequence[Noted]) -> tuple[str, ...]:
-    """Return the names of the modules in which statistics, weights or factors are frozen."""
-    return tuple(dict.fromkeys(note.layer for note in noted if note.action is not None and note.action.kind == "norm"))
+def _frozen(plan: Plan) -> tuple[str, ...]:
+    """Return what is frozen, by the names of the modules that ran."""
+    texts = {"norm": "statistics of", "pool": "attention weights of", "freeze": "a factor in"}
+    frozen = [(texts[action.kind], plan.layers[number]) for number, action in plan.actions.items() if action.kind in texts]
+    return tuple(dict.fromkeys(f"{text} {layer or 'the model itself'}" for text, layer in frozen))
 
 
 def _term(

@@ -1,0 +1,245 @@
+"""Direct contributions of patches to a score: a map that adds up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visattn._support.language import option
+from visattn._support.modes import in_own_modes
+from visattn._support.reprs import brief
+from visattn.core.maps import AttentionMap, MapFacts
+from visattn.core.methods.method import Method, needs
+from visattn.core.methods.result import to_map
+from visattn.core.methods.selection import NOTHING, named, one_forward
+from visattn.core.records import AttentionRecord, Recording, ScoreTerms, Term, TokenLayout
+from visattn.errors import OptionError
+
+__all__ = ["Contribution", "contributions", "parts_of"]
+
+_EXACT = 1e-3  # largest difference between a sum and what it should be, over the sum of the magnitudes, before a method refuses
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What one attention call adds directly to a score.
+
+    Attributes:
+        layer: Name of the layer, with the index of the call unless it is the first.
+        patches: `(heads, cells)` share of each patch through each head.
+        tokens: `(heads, prefix)` share of each token before the grid, such as the class token.
+        names: Names of these tokens.
+        bias: Share of the biases of the output projection.
+        layout: Layout of the keys.
+        difference: Sum of all shares less that of the model's own output of the heads.
+    """
+
+    layer: str
+    patches: Tensor
+    tokens: Tensor
+    names: tuple[str, ...]
+    bias: float
+    layout: TokenLayout
+    difference: float
+
+    __repr__ = brief
+
+
+@in_own_modes
+def contributions(
+    recording: Recording, *, layer: int | str = "all", head: int | None = None, dtype: torch.dtype = torch.float64
+) -> AttentionMap:
+    """Compute direct contributions: how much of a score comes from each patch, through attention heads.
+
+    The output of a transformer is linear in what its layers add to the residual stream, once the statistics of its last normalization are
+    taken as numbers. So a score is a sum: embedding, heads, MLPs and biases. The share of a head is again a sum over the patches that it
+    reads, `A_ij (v_j . g_i)`, where `g_i` is the gradient of the score at the head's output for query `i`. The map holds this sum over
+    queries, layers and heads. All other terms are in the notes, and everything adds up to the score; what remains is rounding.
+
+    *Direct* leaves out what later layers make of a head's output: their shares are their own.
+
+    Args:
+        recording: Recording of one image, with the terms of a score; `visattn.explain` makes it.
+        layer: Index of a layer, its dotted name, or `all`.
+        head: Index of a head; None: all.
+        dtype: Compute type.
+
+    Returns:
+        Map with the axis `batch`, signed, in the units of the score. Layers on coarser grids are spread evenly over the cells of the finest.
+
+    Raises:
+        OptionError: If the score is not such a sum, attention that it depends on could not be located, or the layer or head does not exist.
+
+    Reference:
+        Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021 (direct effects, frozen normalization). Gandelsman, Efros &
+        Steinhardt, "Interpreting CLIP's Image Representation via Text-Based Decomposition", ICLR 2024, arXiv:2310.05916, section 3, whose
+        shares of heads and tokens these are. Differs: layers are found on the tape of the forward pass, biases are separate terms, and an
+        attention pooling is linear with its weights frozen.
+    """
+    terms, parts = parts_of(recording, dtype=dtype)
+    names = [part.layer for part in parts]
+    chosen = parts if layer == "all" else [parts[_index(layer, names)]]
+    heads = len(chosen[0].patches)
+    if head is not None and not all(-len(part.patches) <= head < len(part.patches) for part in chosen):
+        raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")
+    finest = max((part.layout for part in chosen), key=lambda layout: math.prod(layout.grid))
+    cells = sum((_on(finest, part, head) for part in chosen), torch.zeros(1))
+    shown = float(cells.nan_to_num().sum())
+    return to_map(
+        recording,
+        "contributions",
+        "direct contribution",
+        cells[None],
+        finest,
+        {"layer": chosen[0].layer if layer != "all" else layer, "head": "all" if head is None else head},
+        signed=True,
+        facts=MapFacts(terms=tuple(listed(terms, parts))),
+        notes=tuple(_notes(terms, parts, shown)),
+    )
+
+
+def parts_of(recording: Recording, *, dtype: torch.dtype = torch.float64) -> tuple[ScoreTerms, list[Contribution]]:
+    """Return the terms of a score, and what each attention call that it depends on directly adds to it, in call order.
+
+    Raises:
+        OptionError: See `contributions`.
+    """
+    terms = one_forward(recording).terms
+    if terms is None or terms.score is None:
+        raise OptionError("the terms of a score were not recorded. Use visattn.explain with method 'contributions'.")
+    if reason := _refusal_of(terms, recording):
+        raise OptionError(reason)
+    records = {(record.layer, record.call): record for record in recording}
+    parts = [
+        _shares(records[term.layer, term.call], term, dtype)
+        for term in terms.terms
+        if term.kind == "attention" and (term.layer, term.call) in records and records[term.layer, term.call].kind != "pool"
+    ]
+    return terms, [part for part in parts if part.layout.grid]
+
+
+def listed(terms: ScoreTerms, parts: Sequence[Contribution]) -> list[tuple[str, float]]:
+    """Return the name and the share of every term: the patches through each layer, its other tokens, MLPs, embedding and biases."""
+    of_layer = {part.layer: part for part in parts}
+    rows = list[tuple[str, float]]()
+    for term in terms.terms:
+        part = of_layer.get(_name(term)) if term.kind == "attention" else None
+        if part is not None:
+            rows.append((f"{part.layer}: patches", float(part.patches.sum())))
+            rows += [(f"{part.layer}: {name}", float(share)) for name, share in zip(part.names, part.tokens.sum(0), strict=True)]
+            rows.append((f"{part.layer}: biases", part.bias))
+        elif term.total:
+            rows.append(({"bias": "biases", "embedding": "embedding"}.get(term.kind, term.layer or "embedding"), term.total))
+    return rows
+
+
+def _shares(record: AttentionRecord, term: Term, dtype: torch.dtype) -> Contribution:
+    operator, prefix = record.operator.to(dtype), len(record.keys.prefix)
+    shares = torch.zeros(operator.shape[1], operator.shape[3], dtype=dtype, device=operator.device)
+    for tile in operator.tiles(scratch=True):
+        assert tile.grad is not None  # noqa: S101 - of a score
+        shares.index_add_(1, tile.keys, (tile.weights * tile.grad)[0].sum(1))
+    return Contribution(
+        _name(term),
+        shares[:, prefix:].cpu(),
+        shares[:, :prefix].cpu(),
+        record.keys.prefix,
+        term.constant or 0.0,
+        record.keys,
+        float(shares.sum()) - (term.amount or 0.0),
+    )
+
+
+def _name(term: Term) -> str:
+    return term.layer + (f" #{term.call}" if term.call else "")
+
+
+def _on(layout: TokenLayout, part: Contribution, head: int | None) -> Tensor:
+    """Return the shares of the patches on a grid, whose cells divide those of the layer's own evenly."""
+    own = part.layout.on_grid(part.patches.sum(0) if head is None else part.patches[head])
+    if part.layout.grid == layout.grid:
+        return own
+    factors = [many // few for many, few in zip(layout.grid, part.layout.grid, strict=True)]
+    if part.layout.box != layout.box or [factor * few for factor, few in zip(factors, part.layout.grid, strict=True)] != list(
+        layout.grid
+    ):
+        raise OptionError(
+            f"{named(part.layer)} has another grid ({' x '.join(map(str, part.layout.grid))}) that does not divide "
+            f"{' x '.join(map(str, layout.grid))}. Choose one layer: {option('layer', part.layer)}."
+        )
+    for axis, factor in enumerate(factors):
+        own = own.repeat_interleave(factor, axis) / factor
+    return own
+
+
+def _index(layer: int | str, names: Sequence[str]) -> int:
+    if isinstance(layer, str):
+        found = [number for number, name in enumerate(names) if name == layer or name.startswith(f"{layer}.")]
+        if len(found) != 1:
+            raise OptionError(f"layer must be one of {', '.join(names)} or all, got {layer}.")
+        return found[0]
+    if not -len(names) <= layer < len(names):
+        raise OptionError(f"layer must lie in [{-len(names)}, {len(names) - 1}], got {layer}.")
+    return layer
+
+
+def _notes(terms: ScoreTerms, parts: Sequence[Contribution], shown: float) -> list[str]:
+    """Say what the map leaves out, what was frozen, and how exactly everything adds up."""
+    rows = listed(terms, parts)
+    patches = sum(float(part.patches.sum()) for part in parts)
+    tokens = sum(float(part.tokens.sum()) for part in parts)
+    branches = sum(term.total for term in terms.terms if term.kind == "branch")
+    embedding = sum(term.total for term in terms.terms if term.kind == "embedding")
+    biases = sum(part.bias for part in parts) + sum(term.total for term in terms.terms if term.kind == "bias")
+    other = math.fsum(share for _, share in rows) - (patches + tokens + branches + embedding + biases)
+    worst = max((abs(part.difference) for part in parts), default=0.0)
+    scale = terms.absolute or 1.0
+    lines = [
+        f"the map sums to {shown:.4g} of the score {terms.score:.4g}",
+        f"all terms: patches through heads {patches:+.4g}, class token and registers through heads {tokens:+.4g}, MLPs {branches:+.4g}, "
+        f"embedding {embedding:+.4g}, biases {biases:+.4g}" + (f", other attention {other:+.4g}" if abs(other) > 1e-9 * scale else ""),
+        f"the terms sum to the score up to {abs(terms.difference):.1e}, {abs(terms.difference) / scale:.1e} of their magnitudes; heads "
+        f"equal the model's own up to {worst:.1e}",
+    ]
+    return [*lines, f"frozen: {', '.join(terms.frozen)}"] if terms.frozen else lines
+
+
+def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
+    """Return why a score is not a sum of direct contributions, or None if it is."""
+    scale = terms.absolute
+    for term in terms.terms:
+        if term.hides and abs(term.total) > 1e-12 * scale:
+            return (
+                f"the score passes through {term.operation} in {named(term.layer)}, which is not linear and has no way around it, so "
+                f"{term.hides[0]} has no direct contribution. Use method 'relevance'."
+            )
+    if scale and abs(terms.difference) > _EXACT * scale:
+        return (
+            f"the score {terms.score:.4g} is not the sum of the terms ({terms.score - terms.difference:.4g}), as it is no linear function "  # type: ignore[operator]
+            f"of the output. Use {option('target_space', 'logit')}."
+        )
+    records = {(record.layer, record.call): record for record in recording}
+    reached = [term for term in terms.terms if term.kind == "attention" and term.amount]
+    for term in reached:
+        record = records.get((term.layer, term.call))
+        if record is None or record.kind in ("unplaced", "sampled"):
+            why = "was not recorded" if record is None else record.reason or "weights points that it computes (deformable attention)"
+            return f"{named(term.layer)}: {why}, so its contributions have no place. Use method 'relevance'."
+    if not any((record := records.get((term.layer, term.call))) is not None and record.keys.grid for term in reached):
+        return "no attention to patches reaches the score without passing through other layers."
+    return None
+
+
+def _refusal(recording: Recording) -> str | None:
+    return None if recording.terms is not None else NOTHING
+
+
+METHODS = {
+    "contributions": Method(
+        function=contributions, needs=needs("attention", "gradients", "terms"), accepts=lambda _: None, targeted=True
+    ),
+}
