@@ -6,7 +6,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from visattn._support.modes import callers_autocast, callers_modes, evaluating, 
 from visattn._support.shortages import lacks_memory
 from visattn.core import capturing
 from visattn.core.families import InputSpec
-from visattn.core.pipeline.captures import capture, capture_terms
+from visattn.core.pipeline.captures import capture, with_terms
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import tensor_of
 from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
@@ -31,9 +31,11 @@ from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, U
 
 if TYPE_CHECKING:
     from visattn._support import nested
+    from visattn.core.capturing.linear import frozen
     from visattn.core.families import forward_calls
     from visattn.core.pipeline import structure
 else:
+    frozen = Later("visattn.core.capturing.linear.frozen")
     nested = Later("visattn._support.nested")
     forward_calls, structure = Later("visattn.core.families.forward_calls"), Later(f"{__package__}.structure")
 
@@ -113,11 +115,10 @@ def one_pass(
                 output = answer_of(model, pixels, prepared)
         else:
             if terms:
-                with torch.no_grad(), capture(model, features="none", gates=False):
-                    answer_of(model, pixels, prepared)
-            recording_pass = capture_terms(model) if terms else capture(model, **kept, gradients=True)
-            with torch.enable_grad(), recording_pass as recording:
-                output = answer_of(model, pixels, prepared)
+                recording, output = with_terms(model, lambda: answer_of(model, pixels, prepared))
+            else:
+                with torch.enable_grad(), capture(model, **kept, gradients=True) as recording:
+                    output = answer_of(model, pixels, prepared)
             _check_called(model, recording, features)
             with torch.enable_grad():
                 resolved = target.resolve(output)
@@ -127,7 +128,8 @@ def one_pass(
                     with callers_modes():
                         score = structure.layer_scores(model, recording, output, resolved.score, pixels, again)
                 else:
-                    score = _of_each(resolved.score(output), len(pixels))
+                    with frozen.FrozenNorms() if terms else nullcontext():
+                        score = _of_each(resolved.score(output), len(pixels))
             graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)

@@ -14,11 +14,16 @@ from torch import Tensor
 
 from visattn.core.capturing.intercept.calls import Call, ProductCall, SampledCall
 from visattn.core.capturing.intercept.mode import CaptureMode
+from visattn.core.capturing.linear import frozen
 from visattn.core.capturing.linear.plan import Action, plan_of
 from visattn.core.capturing.trace.noting import plainly
 from visattn.core.capturing.trace.tape import Entry
 from visattn.core.capturing.trace.tracer import Tracer
 from visattn.errors import CaptureError
+
+
+class OtherOperations(CaptureError):
+    """The forward pass ran other operations than the one that its plan was made of."""
 
 
 class Noted(NamedTuple):
@@ -59,7 +64,9 @@ class LinearMode(CaptureMode):
         if tracer is None:
             return super().__torch_function__(func, types, args, kwargs)
         if not tracer.known:
-            raise CaptureError("a second forward pass ran other operations than the first, so its output cannot be taken apart.")
+            raise OtherOperations(
+                "a second forward pass ran other operations than the first, so its output cannot be taken apart."
+            )
         return self._run_intercepted(tracer, func, types, args, kwargs)
 
     def begin(self, pixels: Tensor) -> Tensor:
@@ -113,13 +120,12 @@ class LinearMode(CaptureMode):
                 out = run(func, args, kwargs)
             return self._leaf(action, entry, out)
         if action.kind == "freeze":
-            frozen = _mapped((args, kwargs), lambda x: x.detach() if id(x) in slots else x)
-            return run(func, *frozen)
+            return run(func, *_mapped((args, kwargs), lambda x: x.detach() if id(x) in slots else x))
         zero = _at_zero(entry, func, args, kwargs, slots) if action.adds else None  # before a call that writes in place
         if action.kind == "norm":
             with torch.no_grad():
                 out = run(func, args, kwargs)
-            out = _Replaced.apply(_frozen_norm(entry.operation.name, args, kwargs), out)
+            out = frozen.norm(entry.operation.name, args, kwargs, out)
         else:
             out = run(func, args, kwargs)
         results = [out] if isinstance(out, Tensor) else [x for x in out if isinstance(x, Tensor)]
@@ -165,7 +171,7 @@ class LinearMode(CaptureMode):
         if action is None:
             return out
         if action.kind == "pool":
-            return _Replaced.apply(call.mix(call.weigh().detach()), out)
+            return frozen.replaced(call.mix(call.weigh().detach()), out)
         if isinstance(call, ProductCall) and not isinstance(call, SampledCall):
             return self._weighted(action, entry, call, run, args, kwargs)
         call.out = out.detach().clone().requires_grad_()
@@ -183,18 +189,6 @@ class LinearMode(CaptureMode):
         return out
 
 
-class _Replaced(torch.autograd.Function):
-    """Value of one tensor with the gradient of another."""
-
-    @staticmethod
-    def forward(ctx: Any, graph: Tensor, value: Tensor) -> Tensor:  # noqa: ANN401, ARG004
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ANN401, ARG004
-        return gradient, None
-
-
 def _at_zero(
     entry: Entry, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[int, int]
 ) -> Any:  # noqa: ANN401
@@ -208,49 +202,6 @@ def _at_zero(
     with torch.no_grad(), torch._C.DisableTorchFunction():
         positional, named = _mapped((args, kwargs), changed)
         return func(*positional, **named)
-
-
-def _frozen_norm(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return a normalization whose statistics are numbers, so that it is linear up to its bias."""
-    named = dict(kwargs)
-    positional = [named.pop("input"), *args] if "input" in named else args
-    with torch._C.DisableTorchFunction():
-        return _NORMS[name](*positional, **named)
-
-
-def _layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    dims = tuple(range(-len(normalized_shape), 0))
-    scale = (x.detach().var(dims, correction=0, keepdim=True) + eps).rsqrt()
-    return _affine((x - x.mean(dims, keepdim=True)) * scale, weight, bias)
-
-
-def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    dims = tuple(range(-len(normalized_shape), 0))
-    least = torch.finfo(x.dtype).eps if eps is None else eps
-    return _affine(x * (x.detach().square().mean(dims, keepdim=True) + least).rsqrt(), weight, None)
-
-
-def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    groups = x.unflatten(1, (num_groups, -1))
-    dims = tuple(range(2, groups.ndim))
-    scale = (groups.detach().var(dims, correction=0, keepdim=True) + eps).rsqrt()
-    normal = ((groups - groups.mean(dims, keepdim=True)) * scale).view_as(x)
-    shape = (1, -1, *[1] * (x.ndim - 2))
-    return _affine(normal, None if weight is None else weight.view(shape), None if bias is None else bias.view(shape))
-
-
-def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:  # noqa: ARG001
-    return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
-
-
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
-
-
-_NORMS = {"layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm, "normalize": _normalize}
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from visattn.core.capturing.following.conclusions import concluded
 from visattn.core.capturing.following.linear_calls import is_linear
 from visattn.core.capturing.placing import moves
+from visattn.core.capturing.placing.mixing import in_one_and_term
 from visattn.core.capturing.placing.operation_table import row_of
 from visattn.core.capturing.trace.operations import MULTIPLY, words
 from visattn.core.capturing.trace.tape import Attention, Entry, Ref, Tape
@@ -76,12 +77,18 @@ class Plan:
 
     def hidden_behind(self, number: int) -> list[Attention]:
         """Return the attention calls that reach the output only through a summand that is neither attention nor a residual branch."""
-        summand = self.summands[number]
-        if summand.attention is not None or summand.bypassed:
+        if self.summands[number].attention is not None or self.summands[number].bypassed:
             return []
-        behind = [self.summands[each].attention for each in summand.reads]
-        deeper = [attention for each in summand.reads for attention in self.hidden_behind(each)]
-        return list(dict.fromkeys([*deeper, *(attention for attention in behind if attention is not None)]))
+        hidden, waiting, seen = dict[Attention, None](), sorted(self.summands[number].reads), set[int]()
+        while waiting:
+            each = waiting.pop(0)
+            summand = self.summands[each]
+            if summand.attention is not None:
+                hidden[summand.attention] = None
+            elif each not in seen and not summand.bypassed:
+                waiting += sorted(summand.reads)
+            seen.add(each)
+        return list(hidden)
 
 
 def plan_of(tape: Tape) -> Plan:
@@ -148,7 +155,7 @@ class _Planning:
 
     def _follow(self, entry: Entry, reads: frozenset[int], action: Action) -> Action:
         """Follow a call that is linear in what it reads."""
-        sums, joins = self._all(reads), self._join(reads)
+        sums, joins = self._all(reads), _is_sum(entry) and self._join(reads)
         self._give(entry, sums)
         if joins or reads & self._joined:
             self._joined.update(made.slot for made in entry.outs if made is not None)
@@ -160,16 +167,20 @@ class _Planning:
         joins = False
         for slot in reads:
             others = self._all(reads - {slot})
+            covered = self._covered(others) if self._sums[slot] - others else others
             for number in self._sums[slot] - others:
                 summand = self._plan.summands[number]
-                if summand.reads and all(self._is_covered(each, others) for each in summand.reads):
+                if summand.reads and summand.reads <= covered:
                     summand.bypassed = joins = True
         return joins
 
-    def _is_covered(self, number: int, sums: frozenset[int]) -> bool:
-        """Check whether a sum has a summand, or all that this one reads."""
-        reads = self._plan.summands[number].reads
-        return number in sums or (bool(reads) and all(self._is_covered(each, sums) for each in reads))
+    def _covered(self, sums: frozenset[int]) -> set[int]:
+        """Return the summands that a sum has, and those whose call reads nothing but such summands."""
+        covered = set(sums)
+        for number, summand in enumerate(self._plan.summands):  # a call reads earlier ones only
+            if summand.reads and summand.reads <= covered:
+                covered.add(number)
+        return covered
 
     def _factors(self, entry: Entry, reads: frozenset[int]) -> frozenset[int] | None:
         """Return the operand of a product of two summands that stays one when the other is frozen; None if it is no such product.
@@ -225,6 +236,12 @@ class _Planning:
             elif action.kind == "freeze":
                 alive |= {ref.slot for ref in entry.refs if ref.slot in self._sums} - action.slots
         return dict(reversed(kept.items()))
+
+
+def _is_sum(entry: Entry) -> bool:
+    """Check whether a call adds tensors, as `+` and `addmm` do, and does not only put them side by side."""
+    rows = [row_of(step.op) for step in entry.steps if step.op is not None]
+    return any(row is not None and (row.effect == "adds" or row.linear is in_one_and_term) for _, row in rows)
 
 
 def _is_settled_batch_norm(entry: Entry, reads: frozenset[int]) -> bool:
