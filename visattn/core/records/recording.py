@@ -283,7 +283,7 @@ class Recording(Sequence[AttentionRecord]):
             graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
             _check_kept([*self.records, *graded])
             read = {number: readout for number, readout in self.readouts.items() if readout.source is not None}
-            slopes = _slopes(score, [*self.records, *graded, *read.values()])
+            slopes = _slopes(score, [*self.records, *graded, *read.values()], needed=self.terms is None)
             of_features = dict(zip(graded, slopes[len(self.records) :], strict=False))
             of_tokens = zip(read.items(), slopes[len(self.records) + len(graded) :], strict=True)
             readouts = self.readouts | {number: readout.measured(slope) for (number, readout), slope in of_tokens}
@@ -363,11 +363,15 @@ _NO_GRADIENT = (
 
 
 def _slopes(
-    score: Tensor, items: Sequence[AttentionRecord | FeatureRecord | Readout], weights: Tensor | None = None
+    score: Tensor,
+    items: Sequence[AttentionRecord | FeatureRecord | Readout],
+    weights: Tensor | None = None,
+    *,
+    needed: bool = True,
 ) -> list[Any]:
     """Return the gradient of the sum of all scores at the source tensor of each item; None for items without one (sampled attention).
 
-    `weights`, of the shape of the scores, makes it a weighted sum.
+    `weights`, of the shape of the scores, makes it a weighted sum. If none is `needed`, all may be zero.
 
     Raises:
         OptionError: If gradients were not kept.
@@ -381,7 +385,7 @@ def _slopes(
     wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # some may be detached from the graph
     given = iter(torch.autograd.grad(score, wanted, start, retain_graph=True, allow_unused=True) if wanted else ())
     found = [next(given) if source.tensor.requires_grad else None for source in sources]
-    if all(gradient is None for gradient in found):
+    if needed and all(gradient is None for gradient in found):
         raise NoGradient(_NO_GRADIENT)
     slopes = iter(
         [
