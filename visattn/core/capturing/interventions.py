@@ -17,7 +17,7 @@ from visattn.core.capturing.tokens.arrangement import Arrangement
 from visattn.core.capturing.trace.operations import edited_weights
 from visattn.core.capturing.trace.tape import Attention
 from visattn.core.capturing.watching import NO_IMAGES, Watch
-from visattn.core.records import TokenLayout
+from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 
 __all__ = ["AttentionCall", "Edit", "intervene", "masked", "permuted", "scaled"]
@@ -53,21 +53,56 @@ def intervene(
     model: nn.Module, description: ModelDescription, layer: str, heads: Sequence[int] | None, edits: Sequence[Edit]
 ) -> Iterator[None]:
     """Edit the attention weights of the layers whose names match the glob; see `visattn.intervene`."""
+
+    def edited(name: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
+        """Return the result of an attention call with edited weights."""
+        with torch._C.DisableTorchFunction():  # an enclosing capture records only `edited_weights` and the product
+            weights = _edited(name, attention.call, call, arrangement, heads, edits)
+        return call.mix(edited_weights(weights, *call.sources()))
+
+    with _replacing(model, description, layer, edited):
+        yield
+
+
+@contextmanager
+def patched(
+    model: nn.Module,
+    description: ModelDescription,
+    layer: str,
+    heads: Sequence[int] | None,
+    tokens: Sequence[int] | None,
+    other: Recording,
+) -> Iterator[None]:
+    """Put results of attention of another forward pass in the place of those of the layers whose names match; see `visattn.intervene`."""
+    records = {(record.layer, record.call): record for record in other}
+
+    def patch(name: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
+        """Return the result of an attention call with some heads and tokens of the other forward pass."""
+        own = call.compute()
+        with torch._C.DisableTorchFunction():
+            return _patched(name, own, call, arrangement, heads, tokens, records.get((name, attention.call)))
+
+    with _replacing(model, description, layer, patch):
+        yield
+
+
+Change = Callable[[str, Call, Attention, Arrangement], Tensor]  # takes a call that is about to run; returns its result
+
+
+@contextmanager
+def _replacing(model: nn.Module, description: ModelDescription, layer: str, change: Change) -> Iterator[None]:
+    """Replace the results of the attention layers whose names match the glob."""
     is_edited: dict[str, bool] = {}  # by name of the attention layers that ran
 
     def replace(name: str, owner: nn.Module, call: Call, attention: Attention) -> Tensor | None:
-        """Return the result of an attention call with edited weights; None to leave the call as it is."""
+        """Return the result that replaces that of an attention call; None to leave the call as it is."""
         matches = fnmatchcase(name, layer)
-        with torch._C.DisableTorchFunction():  # an enclosing capture records only `edited_weights` and the product
+        with torch._C.DisableTorchFunction():
             located = watch.arranged(call, attention, owner) if matches or attention.doubtful else None
-            is_attention = located is not None or not attention.doubtful
-            if is_attention:
-                is_edited[name] = matches
-            if not matches or located is None:
-                return None
-            arrangement, _ = located
-            weights = _edited(name, attention.call, call, arrangement, heads, edits)
-        return call.mix(edited_weights(weights, *call.sources()))
+        is_attention = located is not None or not attention.doubtful
+        if is_attention:
+            is_edited[name] = matches
+        return change(name, call, attention, located[0]) if matches and located is not None else None
 
     watch = Watch(model, description, lambda *_: None, replace)
     with watch.watching():
@@ -81,6 +116,51 @@ def intervene(
     if not any(is_edited.values()):
         names = ", ".join(is_edited) or "none"
         raise OptionError(f"no attention layer matches {printable(layer)!r}. The model's attention layers: {names}.")
+
+
+def _patched(
+    layer: str,
+    own: Tensor,
+    call: Call,
+    arrangement: Arrangement,
+    heads: Sequence[int] | None,
+    tokens: Sequence[int] | None,
+    record: AttentionRecord | None,
+) -> Tensor:
+    """Return the result of a call with some heads and tokens of another recording."""
+    if arrangement.kind == "sampled" or arrangement.reason:
+        raise LayoutError(f"{layer}: {arrangement.why or 'it weights points that it computes'}, so its tokens cannot be numbered.")
+    if record is None or record.output is None:
+        raise OptionError(f"{layer} has no result in the other recording. Record it with capture(model, outputs=True).")
+    led = call.led(own)
+    arranged = arrangement.take(led)
+    blocks = arranged if arranged.ndim == 5 else arranged[:, :, None]  # (B, heads, blocks, q, d)
+    given = record.output if record.output.ndim == 5 else record.output[:, :, None]
+    if given.shape[1:] != blocks.shape[1:] or len(given) not in (1, len(blocks)) or record.queries != arrangement.queries:
+        raise ShapeError(
+            f"{layer}: the other recording has results {tuple(given.shape)}, this forward pass {tuple(blocks.shape)}. Record the other "
+            "photo alone or in as many, at the same size."
+        )
+    changed = given.expand_as(blocks)
+    if tokens is not None:
+        count = len(arrangement.queries)
+        if not all(0 <= token < count for token in tokens):
+            raise OptionError(f"token must lie in [0, {count - 1}], got {', '.join(map(str, tokens))}.")
+        index = arrangement.query_index
+        rows = torch.arange(call.rows, device=own.device)[None] if index is None else index
+        is_chosen = torch.isin(rows, torch.tensor(list(tokens), device=own.device))  # (blocks, q)
+        changed = torch.where(is_chosen[:, :, None], changed, blocks)
+    if heads is not None:
+        changed = _in_heads(heads, changed, blocks)
+    return call.laid_out(_in_lead(changed, call, arrangement, led.shape[-2:]))
+
+
+def _in_lead(blocks: Tensor, call: Call, arrangement: Arrangement, sizes: Sequence[int]) -> Tensor:
+    """Return `(B, heads, blocks, *sizes)` in the axes of the call, `(*lead, *sizes)`."""
+    if arrangement.order is None:
+        return blocks[:, :, 0]
+    to_lead = arrangement.order.flatten().argsort()
+    return blocks.reshape(-1, *blocks.shape[-2:])[to_lead].reshape(*call.lead, *sizes)
 
 
 def _edited(
@@ -110,11 +190,7 @@ def _edited(
             raise ShapeError(f"an edit must return weights of shape {tuple(blocks.shape)}, got {tuple(changed.shape)}.")
     if heads is not None:
         changed = _in_heads(heads, changed, blocks)
-    if arrangement.order is None:
-        return changed[:, :, 0]
-    to_lead = arrangement.order.flatten().argsort()
-    groups = changed.reshape(-1, *changed.shape[-2:])[to_lead]
-    return groups.reshape(*call.lead, *weights.shape[-2:])
+    return _in_lead(changed, call, arrangement, weights.shape[-2:])
 
 
 def _in_heads(heads: Sequence[int], changed: Tensor, unchanged: Tensor) -> Tensor:

@@ -58,11 +58,13 @@ def record(
     features: Features,
     gradients: bool,
     gates: bool,
+    outputs: bool = False,
     remember: bool = True,
     terms: bool = False,
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
     session = _Session(model, description, layers, values, gradients, remember, terms)
+    session.keeps_outputs = outputs
     if gates:
         session.watch.gates = session.finder
     tokens, activations = _chosen(session.watch.parts, description, features)
@@ -140,6 +142,7 @@ class _Session:
         self._model, self._description, self._layers = model, description, layers
         self._values, self._gradients = values, gradients
         self.keeps_positions = False  # the table of positions that is added to tokens
+        self.keeps_outputs = False  # of attention calls
         self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid
         self._copies: list[Tensor] = []  # what was kept of the running forward pass
         self._finite: list[Verdict] = []  # whether that of each forward pass is finite
@@ -175,6 +178,8 @@ class _Session:
         wanted = self._layers == "*" or self._matches(layer)
         stream = self._stream.pop(self._description.adds_to(owner) or "", None) if self._values else None
         may_share = attention.fused and call.rows != call.columns and sharing.may_share(call.lead, self.watch.inputs.batch)
+        if wanted and self.keeps_outputs:
+            call.keep_result()
         call.keep(wanted, values=self._values or self._gradients or may_share, graph=self._gradients)
         if wanted:
             self._copies += call.sources()
@@ -263,6 +268,7 @@ class _Session:
                 queries=arrangement.queries,
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
+                output=call.output(arrangement),
                 output_weight=self._output_weight(forward, owner, call, attention, arrangement) if self._values else None,
                 residual=self._residual(forward, stream, arrangement.queries),
                 follows=follows,

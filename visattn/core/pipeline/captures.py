@@ -36,6 +36,7 @@ def capture(
     features: str | Sequence[str] = "last",
     gradients: bool = False,
     gates: bool = True,
+    outputs: bool = False,
     remember: bool = True,
 ) -> AbstractContextManager[Recording]:
     """Record the attention of every forward pass of `model` inside a `with` block.
@@ -61,6 +62,7 @@ def capture(
             if they are `(B, N, D)` and can be traced.
         gradients: Whether to keep what `Recording.gradients(score)` needs: values and the autograd graph.
         gates: Whether to look for the gates of all modules; those of `visattn.nn`, timm and torchvision are always kept.
+        outputs: Whether to keep the results of the attention kernels too, which `intervene` can put into another forward pass.
         remember: Whether to reuse the token positions of an earlier forward pass that ran exactly the same operations. The recording
             is the same and takes less time. False traces every forward pass anew.
 
@@ -83,6 +85,7 @@ def capture(
         features=features,
         gradients=gradients,
         gates=gates,
+        outputs=outputs,
         remember=remember,
     )
 

@@ -11,6 +11,8 @@ from visattn._support.typed import typed
 from visattn.core.capturing import interventions
 from visattn.core.capturing.interventions import Edit, masked, scaled
 from visattn.core.families import describe
+from visattn.core.records import Recording
+from visattn.errors import OptionError
 
 
 @typed()
@@ -23,6 +25,8 @@ def intervene(
     mask: Sequence[int] = (),
     drop: Sequence[int] = (),
     edit: Edit | None = None,
+    patch: Recording | None = None,
+    token: int | Sequence[int] | None = None,
     grid: Sequence[int] | None = None,
     prefix: int | Sequence[str] = 0,
 ) -> AbstractContextManager[None]:
@@ -45,6 +49,9 @@ def intervene(
         edit: Your own function of the weights `(B, heads, blocks, q, k)` and an `AttentionCall` (layer, layouts, token numbers of rows
             and columns). It returns weights of the same shape. `visattn.permuted(order)` makes one: query `i` of each window
             gets the row of query `order[i]`.
+        patch: Recording of another forward pass of this model, made with `capture(model, outputs=True)`: what the attention heads of the
+            chosen layers gave there is put in the place of what they give now. No other edit goes with it.
+        token: Index of the query token whose result is replaced by that of `patch`, or several; by default all.
         grid: See `capture`.
         prefix: See `capture`.
 
@@ -57,9 +64,16 @@ def intervene(
         CaptureError: On exit, if the model was not run.
         LayoutError: In the forward pass, if the tokens of a chosen layer cannot be numbered.
     """
+    heads = None if head is None else [head] if isinstance(head, int) else list(head)
+    tokens = None if token is None else [token] if isinstance(token, int) else list(token)
+    if patch is not None:
+        if len(mask) or len(drop) or scale is not None or edit is not None:
+            raise OptionError("a patch replaces results of attention, so no edit of its weights goes with it. Leave out all but one.")
+        return interventions.patched(model, describe(model, grid, prefix), layer, heads, tokens, patch)
+    if tokens is not None:
+        raise OptionError("token names queries whose result a patch replaces. Pass patch, or mask for keys.")
     edits = [masked(mask, renormalize=True)] if len(mask) else []
     edits += [masked(drop, renormalize=False)] if len(drop) else []
     edits += [scaled(scale)] if scale is not None else []
     edits += [edit] if edit is not None else []
-    heads = None if head is None else [head] if isinstance(head, int) else list(head)
     return interventions.intervene(model, describe(model, grid, prefix), layer, heads, edits)

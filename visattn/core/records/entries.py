@@ -43,6 +43,8 @@ class AttentionRecord:
             operator has a `key_index`; None if they were not kept. `Recording.values` brings them into the order of `keys`.
         output_weight: `(D, heads * d)` weight of the output projection, including the block's layer scale. None if the projection
             does not follow directly or values were not kept.
+        output: `(B, heads, Q, d)` result of the model's own kernel, with an axis of blocks after the heads if the operator has a
+            `query_index`; None if outputs were not kept.
         residual: `(B, Q, D)` input of the residual connection around the attention, in the order of `queries`. None if it is not
             known or values were not kept.
         follows: Layer and call of the last attention whose result reached this one; ("", 0) for none, None if not traced.
@@ -59,6 +61,7 @@ class AttentionRecord:
     keys: TokenLayout
     value: Tensor | None = None
     output_weight: Tensor | None = None
+    output: Tensor | None = None
     residual: Tensor | None = None
     follows: tuple[str, int] | None = None
     reason: str | None = None
@@ -96,8 +99,10 @@ class AttentionRecord:
         """
         if self.operator.shape[0] != batch:
             return replace(self, source=None)
-        value, residual = (of_image(tensor, number, batch) for tensor in (self.value, self.residual))
-        return replace(self, operator=self.operator.image(number), value=value, residual=residual, source=None)
+        value, output, residual = (of_image(tensor, number, batch) for tensor in (self.value, self.output, self.residual))
+        return replace(
+            self, operator=self.operator.image(number), value=value, output=output, residual=residual, source=None
+        )
 
     def error(self) -> float:
         """Return the error of the rebuilt weights: the largest difference between `A V` and the model's own output.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,9 +39,13 @@ class Call(ABC):
         rows: Number of queries in a group.
         columns: Number of keys in a group.
         out: Result of the call, or where its graph begins; None until it is known.
+        result: Copy of the result, if it was to be kept.
+        compute: Function that runs the model's own kernel, while the call is replaced.
     """
 
     out: Tensor | None = None
+    result: Tensor | None = None
+    compute: Callable[[], Tensor]
     _operands: Sequence[str]
     _layout = torch.contiguous_format
     _kept = False
@@ -61,6 +65,19 @@ class Call(ABC):
         Returns:
             The operator.
         """
+
+    def keep_result(self) -> None:
+        """Copy the result of the call, which has run."""
+        assert self.out is not None  # noqa: S101
+        self.result = own(self.out)
+
+    def output(self, arrangement: Arrangement) -> Tensor | None:
+        """Return the copy of the result in the order of `arrangement`, `(B, heads, [blocks,] q, d)`; None if it was not kept."""
+        return None if self.result is None else arrangement.take(self.led(self.result))
+
+    def led(self, result: Tensor) -> Tensor:
+        """Return the model's own result as `(*lead, q, d)`."""
+        return result
 
     def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
         """Copy the operands (such as query and key), so that the operator can be built later, and release everything else.
@@ -281,6 +298,10 @@ class ProductCall(Call):
     def laid_out(self, result: Tensor) -> Tensor:
         """Return a result `(*lead, q, d)` in the axes of the model's own product."""
         return self._axes.result(result)
+
+    def led(self, result: Tensor) -> Tensor:
+        """Return the model's own result as `(*lead, q, d)`."""
+        return self._axes.led(result)
 
 
 class SampledCall(ProductCall):

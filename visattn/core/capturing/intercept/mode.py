@@ -288,9 +288,11 @@ class CaptureMode(TorchFunctionMode):
         if self._vectors and isinstance(call, ProductCall):
             call.scored = self.held.operands(tracer, attention.scores)
         self.calls[layer] += 1
+        run = tracer.run if entry is None and product is not None else plainly
+        if self._replace is not None:
+            call.compute = partial(_run_call, call, partial(run, func), args, kwargs)
         out = None if self._replace is None else self._replace(layer, owner, call, attention)
         if out is None:
-            run = tracer.run if entry is None and product is not None else plainly
             out = self._computed(entry, call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
             if odd and (flex_results is not None or not _is_own(func, args, kwargs, out)):
                 self.calls[layer] -= 1

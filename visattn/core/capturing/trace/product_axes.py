@@ -37,6 +37,10 @@ class Permuted(NamedTuple):
         """Return a result `(*lead, q, d)` in the axes of the model's own product."""
         return made.permute([self.out_axes.index(axis) for axis in range(len(self.out_axes))])
 
+    def led(self, out: Tensor) -> Tensor:
+        """Return the model's own result as `(*lead, q, d)`."""
+        return out.permute(self.out_axes)
+
 
 class Grouped(NamedTuple):
     """Product with none or several axes of queries, and several axes of keys or channels.
@@ -79,6 +83,13 @@ class Grouped(NamedTuple):
         """Return a result `(*lead, q, d)` in the shape of the model's own."""
         split = made.reshape(*self.lead, *self.rows, *self.channels)
         return split.permute(self.out_axes).reshape(self.out_shape)
+
+    def led(self, out: Tensor) -> Tensor:
+        """Return the model's own result as `(*lead, q, d)`."""
+        sizes = (*self.lead, *self.rows, *self.channels)
+        split = out.reshape([sizes[axis] for axis in self.out_axes])
+        permuted = split.permute([self.out_axes.index(axis) for axis in range(len(self.out_axes))])
+        return permuted.reshape(*self.lead, math.prod(self.rows), math.prod(self.channels))
 
 
 Axes = Permuted | Grouped
