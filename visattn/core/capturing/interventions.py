@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape as glob_escape
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,40 @@ def patched(
             return _patched(name, own, call, arrangement, heads, tokens, records.get((name, attention.call)))
 
     with _replacing(model, description, layer, patch):
+        yield
+
+
+@contextmanager
+def each_head(
+    model: nn.Module, description: ModelDescription, layer: str, number: int, values: Tensor | None
+) -> Iterator[None]:
+    """Replace the output of head `i` in image `i` of the batch, in one call of one layer.
+
+    Args:
+        model: The model; its batch has an image for each head.
+        description: Facts about the model.
+        layer: Name of the layer.
+        number: Index of the call among those of the layer.
+        values: `(1, heads, [blocks,] q, d)` what the heads get; None: zero.
+
+    Yields:
+        Nothing.
+    """
+
+    def change(_: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
+        own = call.compute()
+        if attention.call != number:
+            return own
+        with torch._C.DisableTorchFunction():
+            led = call.led(own)
+            arranged = arrangement.take(led)
+            blocks = (arranged if arranged.ndim == 5 else arranged[:, :, None]).clone()  # (heads, heads, blocks, q, d)
+            each = torch.arange(len(blocks), device=own.device)
+            given = None if values is None else values if values.ndim == 5 else values[:, :, None]
+            blocks[each, each] = 0 if given is None else given[0].to(blocks)
+            return call.laid_out(_in_lead(blocks, call, arrangement, led.shape[-2:]))
+
+    with _replacing(model, description, glob_escape(layer), change):
         yield
 
 
