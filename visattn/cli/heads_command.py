@@ -24,6 +24,7 @@ from visattn.core.command_line.shared_options import (
     refuse_beside,
     style_of,
     style_options,
+    target_options,
 )
 from visattn.core.command_line.study_files import is_study, only_view
 from visattn.core.command_line.talk import describe, note, result
@@ -33,6 +34,8 @@ from visattn.core.images.sources import as_file
 from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
+_FIGURES = ("method", "layer", "head", "query", "by_layer", "matrix", "steps", "stats", "mass", "shared_scale", "panel")
+_TARGET = ("target", "versus", "target_space", "labels", "prompt", "task")
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
 
 
@@ -63,6 +66,13 @@ _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as t
     is_flag=True,
     help="Print a table of each head's entropy, attention distance and attention by token type; with -o, write CSV.",
 )
+@click.option(
+    "--contributions",
+    is_flag=True,
+    help="Print what each head adds directly to the score of --target, and what the score loses without it; with -o, write CSV. IMAGE may "
+    "then be a folder.",
+)
+@target_options
 @click.option(
     "--find",
     type=click.Choice(get_args(Property)),
@@ -102,12 +112,17 @@ def heads_command(
     visattn heads photo:chelsea --layer 5 --head 2 --steps       from dot products to the output
     visattn heads photo:chelsea --layer all --stats              every head in numbers
     visattn heads photos --find hue                              heads that attend to patches of the same hue
+    visattn heads photo:chelsea --contributions                  what each head adds to the score of a class
     visattn heads photo:chelsea --model seresnet50 --method gates
     """  # noqa: D301 - \b keeps click from wrapping the examples
     if options["find"]:
         _found(image, output, overwrite, as_json, quiet, options)
         return
+    if options["contributions"]:
+        _contributions(image, output, overwrite, as_json, quiet, options)
+        return
     refuse_beside("the figures and tables without --find", ("masks",))
+    refuse_beside("the figures and tables without --contributions", _TARGET)
     gated = options["method"] == "gates"
     if options["by_layer"]:
         refuse_beside("--by-layer", ("layer",))
@@ -167,11 +182,30 @@ def heads_command(
     note(quiet, *lines)
 
 
+def _contributions(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
+    """Print what each head adds to a score, or write it as CSV."""
+    refuse_beside("--contributions", (*_FIGURES, "find", "masks"))
+    refuse_beside("--contributions", tuple(style_of(options)))
+    if output is not None:
+        check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
+    from visattn.batch import items_of
+    from visattn.core.pipeline.label_files import read_labels
+    from visattn.evaluation import head_effects
+
+    items = items_of([image])
+    if output is not None:
+        check_output(output, overwrite=overwrite, inputs=[item.path for item in items])
+    photos = [item.photo(**reading(options)) for item in items]
+    given = {name: options[name] for name in ("weights", "seed", "device", *_TARGET)}
+    given["labels"] = None if options["labels"] is None else read_labels(options["labels"])
+    found = head_effects(options["model"], photos, **given, **preparing(options))
+    describe(quiet, found.provenance)
+    _print_stats(found.rows(), output, as_json)
+
+
 def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
     """Print the heads that attend by a property, or write them as CSV."""
-    refuse_beside(
-        "--find", ("method", "layer", "head", "query", "by_layer", "matrix", "steps", "stats", "mass", "shared_scale", "panel")
-    )
+    refuse_beside("--find", (*_FIGURES, "contributions", *_TARGET))
     refuse_beside("--find", tuple(style_of(options)))
     if options["masks"] and options["find"] != "object":
         refuse_beside(f"--find {options['find']}", ("masks",))

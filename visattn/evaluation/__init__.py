@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         smooth_random as smooth_random,
     )
     from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
+    from visattn.evaluation.effects_of_heads import HeadEffects as HeadEffects, head_effects as head_effects
     from visattn.evaluation.heads import (
         HeadStatistics as HeadStatistics,
         head_divergence as head_divergence,
@@ -58,6 +59,7 @@ else:
             ".baselines": ["center_prior", "shifted_copies", "smooth_random"],
             ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
             ".given": ["MaskLike", "as_mask"],
+            ".effects_of_heads": ["HeadEffects", "head_effects"],
             ".heads": ["HeadStatistics", "head_divergence", "statistics"],
             ".importance": ["head_ablation", "head_importance"],
             ".intervals": ["mean_interval"],
