@@ -167,7 +167,7 @@ def head_effects(
         None if averaged is None else torch.stack(averaged),
         tuple((name, torch.tensor([dict(one.others).get(name, 0.0) for one in found])) for name in names),
         torch.tensor([one.score for one in found]),
-        first.provenance.but(method="head effects"),
+        first.provenance.but(method="head effects", parameters={"photos": len(found)}),
     )
 
 
