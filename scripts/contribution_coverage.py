@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from visattn._support.tables import Row, to_markdown, to_text
 from visattn.core.methods.from_attention.contributions import parts_of
-from visattn.core.pipeline.captures import with_terms
-from visattn.core.records import ScoreTerms
+from visattn.core.pipeline.summing import with_terms
+from visattn.core.records.terms import ScoreTerms
 from visattn.errors import VisattnError
 
 DOCS = Path(__file__).parents[1] / "docs" / "contributions.md"

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from visattn.core.capturing.intercept import written_out
 from visattn.core.capturing.intercept.written_out import Product, product_of, sum_of
-from visattn.core.capturing.trace.product_axes import Grouped, Permuted, axes_of_letters, axes_of_sum
+from visattn.core.capturing.trace.lettered_axes import axes_of_letters, axes_of_sum
+from visattn.core.capturing.trace.product_axes import Grouped, Permuted
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 3, 5, 7, 4
 

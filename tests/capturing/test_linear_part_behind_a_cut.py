@@ -8,7 +8,8 @@ import pytest
 
 from tests.capturing.behind import OPS, SIZE, TOKENS, Chain
 from visattn.core.capturing.following.cut import Cut, Part
-from visattn.core.capturing.following.tape_readouts import _is_linear, _is_linear_step, _linear
+from visattn.core.capturing.following.linear_calls import _is_linear_step, is_linear
+from visattn.core.capturing.following.tape_readouts import _linear
 from visattn.core.capturing.placing.nodes import Node
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.trace.tape import Attention
@@ -55,7 +56,7 @@ def test_a_call_is_linear_if_each_step_that_reads_tokens_is() -> None:
 
     def linear(*steps: Step, floating: bool = True) -> bool:
         made = chain.put(chain.shadows.of(result), floating=floating)
-        return _is_linear(chain.entry(steps, [int(x)], int(made), None), {int(x)})
+        return is_linear(chain.entry(steps, [int(x)], int(made), None), {int(x)})
 
     averaged = Step(OPS.mean.dim, {"self": x, "dim": [1]}, (mean,))
     activated = Step(OPS.relu.default, {"self": other}, (result,))  # of a parameter
@@ -74,11 +75,11 @@ def test_a_call_is_linear_if_each_step_that_reads_tokens_is() -> None:
 def test_a_call_without_steps_is_linear_only_if_it_returns_what_it_was_given() -> None:
     chain = Chain()
     x = int(chain.tokens())
-    assert _is_linear(chain.entry([], [x], x, before=(x,)), {x})
-    assert not _is_linear(chain.entry([], [x], x, before=(None,)), {x})
-    assert not _is_linear(chain.entry([], [x], x, x, before=(x, None)), {x})
+    assert is_linear(chain.entry([], [x], x, before=(x,)), {x})
+    assert not is_linear(chain.entry([], [x], x, before=(None,)), {x})
+    assert not is_linear(chain.entry([], [x], x, x, before=(x, None)), {x})
     attention = Attention("attn", 0, 0, (), True, (2,), TOKENS, TOKENS)
-    assert not _is_linear(chain.entry([], [x], x, before=(x,), attention=attention), {x})
+    assert not is_linear(chain.entry([], [x], x, before=(x,), attention=attention), {x})
 
 
 def cut(chain: Chain, part: Node, *outputs: Node, entries: tuple[int, ...] | None = None) -> Cut:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import visattn
 from visattn.core.methods.from_attention.contributions import parts_of
-from visattn.core.pipeline.captures import with_terms
-from visattn.core.records import ScoreTerms, Term
+from visattn.core.pipeline.summing import with_terms
+from visattn.core.records.terms import ScoreTerms, Term
 from visattn.errors import OptionError
 
 WIDTH, HEADS, DEPTH, CELLS = 12, 3, 3, 16

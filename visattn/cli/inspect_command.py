@@ -20,6 +20,7 @@ from visattn.core.command_line.talk import describe, result
 
 if TYPE_CHECKING:
     from visattn.core.methods import Method
+    from visattn.core.pipeline.inputs import Prepared
     from visattn.core.records import Recording, TokenLayout
 
 
@@ -129,7 +130,7 @@ def inspect_command(
         for feature in recording.features
         if feature.role in GATES
     ]
-    methods = [{"method": name, "applies": _applies(method, recording, spec.classifier)} for name, method in METHODS.items()]
+    methods = [{"method": name, "applies": _applies(method, net, prepared, recording)} for name, method in METHODS.items()]
     facts: dict[str, Any] = {
         "model": model,
         "input": list(spec.size),
@@ -193,10 +194,12 @@ def _draw(net: Any, prepared: Any, targets: Mapping[str, Path | None], as_json: 
         describe(quiet, made)
 
 
-def _applies(method: Method, recording: Recording, classifier: bool) -> str:
-    if reason := method.accepts(recording):
+def _applies(method: Method, net: Any, prepared: Prepared, recording: Recording) -> str:  # noqa: ANN401 - of torch, which loads late
+    from visattn.core.pipeline.summing import terms_refusal
+
+    if reason := terms_refusal(net, prepared) if "terms" in method.needs else method.accepts(recording):
         return reason
-    if method.targeted and not classifier:
+    if method.targeted and not prepared.spec_of(net).classifier:
         return "in Python, with a function of the output as target: the model has no classification head"
     return "yes"
 

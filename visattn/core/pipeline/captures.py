@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import nn
 
-from visattn._support.faces import Later
 from visattn._support.typed import typed
 from visattn.core.capturing import record
 from visattn.core.families import describe
 from visattn.core.records import Recording
 
-if TYPE_CHECKING:
-    from visattn.core.capturing.linear import mode as linear
-else:
-    linear = Later("visattn.core.capturing.linear.mode")
-
-__all__ = ["capture", "with_terms"]
-
-T = TypeVar("T")
+__all__ = ["capture"]
 
 
 @typed(but=("model",))  # a model of another type has its own error message
@@ -88,37 +78,3 @@ def capture(
         outputs=outputs,
         remember=remember,
     )
-
-
-def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
-    """Run a model on one image with a linear graph, so that scores are sums of terms; see `Recording.terms`.
-
-    Args:
-        model: The model.
-        run: Function that runs it, without a graph of its own. It is called twice: a plain pass tells which calls are linear. If the next
-            one differs, as when the model has cached what it computed, both run again.
-
-    Returns:
-        The recording, and what `run` returned.
-
-    Raises:
-        CaptureError: If the operations of two passes differ again.
-    """
-    description = describe(model, None, 0)
-    for last in (False, True):
-        with torch.no_grad(), capture(model, features="none", gates=False):
-            run()
-        try:
-            with (
-                torch.enable_grad(),
-                record(
-                    model, description, layers="*", values=True, features="none", gradients=True, gates=False, terms=True
-                ) as recording,
-            ):
-                output = run()
-        except linear.OtherOperations:
-            if last:
-                raise
-        else:
-            break
-    return recording, output

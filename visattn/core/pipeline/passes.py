@@ -22,7 +22,7 @@ from visattn._support.modes import callers_autocast, callers_modes, evaluating, 
 from visattn._support.shortages import lacks_memory
 from visattn.core import capturing
 from visattn.core.families import InputSpec
-from visattn.core.pipeline.captures import capture, with_terms
+from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import tensor_of
 from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
@@ -31,13 +31,12 @@ from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, U
 
 if TYPE_CHECKING:
     from visattn._support import nested
-    from visattn.core.capturing.linear import frozen
     from visattn.core.families import forward_calls
-    from visattn.core.pipeline import structure
+    from visattn.core.pipeline import structure, summing
 else:
-    frozen = Later("visattn.core.capturing.linear.frozen")
     nested = Later("visattn._support.nested")
     forward_calls, structure = Later("visattn.core.families.forward_calls"), Later(f"{__package__}.structure")
+    summing = Later(f"{__package__}.summing")
 
 __all__ = ["Pass", "answer_of", "as_the_model", "look", "one_pass", "with_readout"]
 
@@ -115,7 +114,7 @@ def one_pass(
                 output = answer_of(model, pixels, prepared)
         else:
             if terms:
-                recording, output = with_terms(model, lambda: answer_of(model, pixels, prepared))
+                recording, output = summing.with_terms(model, lambda: answer_of(model, pixels, prepared))
             else:
                 with torch.enable_grad(), capture(model, **kept, gradients=True) as recording:
                     output = answer_of(model, pixels, prepared)
@@ -128,7 +127,7 @@ def one_pass(
                     with callers_modes():
                         score = structure.layer_scores(model, recording, output, resolved.score, pixels, again)
                 else:
-                    with frozen.FrozenNorms() if terms else nullcontext():
+                    with summing.frozen_norms() if terms else nullcontext():
                         score = _of_each(resolved.score(output), len(pixels))
             graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)

@@ -7,19 +7,15 @@ from visattn.core.records.entries import AttentionRecord, FeatureRecord, Source,
 from visattn.core.records.layouts import TokenLayout
 from visattn.core.records.readouts import PROBES, Readout, probes_of, shares_of
 from visattn.core.records.recording import NoGradient, Recording
-from visattn.core.records.terms import Part, ScoreTerms, Term
 
 __all__ = [
     "PROBES",
     "AttentionRecord",
     "FeatureRecord",
     "NoGradient",
-    "Part",
     "Readout",
     "Recording",
-    "ScoreTerms",
     "Source",
-    "Term",
     "TokenLayout",
     "UnseenAttention",
     "probes_of",

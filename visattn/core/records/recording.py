@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from visattn.core.operators.softmax import unblocked
 from visattn.core.provenance import Provenance
 from visattn.core.records.entries import AttentionRecord, FeatureRecord, UnseenAttention
 from visattn.core.records.readouts import Readout, probes_of
-from visattn.core.records.terms import ScoreTerms
 from visattn.errors import OptionError
+
+if TYPE_CHECKING:
+    from visattn.core.records.terms import ScoreTerms
 
 _norm_gradients: Any = Later("visattn._support.norm_gradients")
 _LARGE = 1e9  # bytes of attention weights, above which `Recording.attention` warns

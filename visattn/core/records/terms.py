@@ -73,11 +73,13 @@ class ScoreTerms:
         terms: The terms, in the order in which they begin; biases that belong to none of them come last.
         frozen: What is taken as numbers for this, such as `statistics of norm`.
         score: The score that the amounts are shares of; None without one.
+        half: Whether some of it was computed in half precision.
     """
 
     terms: tuple[Term, ...]
     frozen: tuple[str, ...] = ()
     score: float | None = None
+    half: bool = False
 
     __repr__ = brief
 
@@ -96,7 +98,8 @@ class ScoreTerms:
             )
             for term in self.terms
         )
-        return replace(self, terms=graded, score=float(score.detach().double().sum()))
+        half = any(part.at.dtype.itemsize < torch.float32.itemsize for part in parts)
+        return replace(self, terms=graded, score=float(score.detach().double().sum()), half=half)
 
     @property
     def absolute(self) -> float:
@@ -104,6 +107,11 @@ class ScoreTerms:
         return sum(abs(term.amount or 0.0) + abs(term.constant or 0.0) for term in self.terms)
 
     @property
+    def sum(self) -> float:
+        """Sum of all terms; 0 without a score."""
+        return math.fsum(term.total for term in self.terms)
+
+    @property
     def difference(self) -> float:
         """Score less the sum of all terms: what rounding leaves. Infinite without a score."""
-        return math.inf if self.score is None else self.score - math.fsum(term.total for term in self.terms)
+        return math.inf if self.score is None else self.score - self.sum

@@ -34,7 +34,7 @@ def is_linear(entry: Entry, nodes: Collection[int], *, in_place: bool = False) -
     return True
 
 
-def _is_linear_step(step: Step, arguments: set[str], *, in_place: bool) -> bool:
+def _is_linear_step(step: Step, arguments: set[str], *, in_place: bool = False) -> bool:
     """Check whether a step is linear in the arguments of these names."""
     if step.op is None or step.random:
         return False

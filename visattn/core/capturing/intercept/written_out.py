@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from visattn._support.faces import Later
 from visattn.core.capturing.tokens.codes import flat
 from visattn.core.capturing.tokens.equations import Equation
 from visattn.core.capturing.trace.operations import EDITED, operation_of, words
-from visattn.core.capturing.trace.product_axes import Axes, Grouped, Permuted, axes_of_letters, axes_of_sum
+from visattn.core.capturing.trace.product_axes import Axes, Grouped, Permuted
 from visattn.core.capturing.trace.tape import Entry, Tape
 from visattn.core.capturing.trace.tracer import Tracer
+
+if TYPE_CHECKING:
+    from visattn.core.capturing.trace import lettered_axes
+else:
+    lettered_axes = Later("visattn.core.capturing.trace.lettered_axes")
 
 _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
 PRODUCT = frozenset({"matmul", "__matmul__", "bmm", "mm"})
@@ -95,7 +101,7 @@ def _einsum_product(args: Sequence[Any], is_weights: IsWeights) -> Product | Non
         return None
     other_side = 1 - side
     weights, value = operands[side], operands[other_side]
-    axes = axes_of_letters((letters[side], weights), (letters[other_side], value), result)
+    axes = lettered_axes.axes_of_letters((letters[side], weights), (letters[other_side], value), result)
     if axes is None:
         return None
     is_doubtful = isinstance(axes, Grouped) or weights.ndim == 2
@@ -120,7 +126,7 @@ def sum_of(
     if side is None:
         return None
     weights, value = factors[side], factors[1 - side]
-    axes = axes_of_sum(weights, value, dims, keepdim=bool(keepdim))
+    axes = lettered_axes.axes_of_sum(weights, value, dims, keepdim=bool(keepdim))
     return None if axes is None else Product(weights, value, axes, side, True)
 
 

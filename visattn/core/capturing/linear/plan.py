@@ -51,12 +51,19 @@ class Summand:
         attention: The attention call, if it is one.
         known: Whether it is known what the call does to its summands. It is not if it overwrites memory that others share.
         bypassed: Whether all that its call reads is later added to its result, so that it is a residual branch.
+        inside: Attention inside a residual branch that only this summand passes on, by number.
     """
 
     reads: frozenset[int] = frozenset()
     attention: Attention | None = None
     known: bool = True
     bypassed: bool = False
+    inside: frozenset[int] = frozenset()
+
+    @property
+    def passes_on(self) -> frozenset[int]:
+        """Numbers of the summands that reach the output only through this one, as far as its own call tells."""
+        return self.inside if self.bypassed else self.reads
 
 
 @dataclass
@@ -76,17 +83,17 @@ class Plan:
     layers: dict[int, str] = field(default_factory=dict)
 
     def hidden_behind(self, number: int) -> list[Attention]:
-        """Return the attention calls that reach the output only through a summand that is neither attention nor a residual branch."""
-        if self.summands[number].attention is not None or self.summands[number].bypassed:
+        """Return the attention calls that reach the output only through a summand that is no attention, such as an activation."""
+        if self.summands[number].attention is not None:
             return []
-        hidden, waiting, seen = dict[Attention, None](), sorted(self.summands[number].reads), set[int]()
+        hidden, waiting, seen = dict[Attention, None](), sorted(self.summands[number].passes_on), set[int]()
         while waiting:
             each = waiting.pop(0)
             summand = self.summands[each]
             if summand.attention is not None:
                 hidden[summand.attention] = None
-            elif each not in seen and not summand.bypassed:
-                waiting += sorted(summand.reads)
+            elif each not in seen:
+                waiting += sorted(summand.passes_on)
             seen.add(each)
         return list(hidden)
 
@@ -171,8 +178,21 @@ class _Planning:
             for number in self._sums[slot] - others:
                 summand = self._plan.summands[number]
                 if summand.reads and summand.reads <= covered:
-                    summand.bypassed = joins = True
+                    summand.bypassed, summand.inside = True, self._inside(summand, others | self._sums[slot])
+                    joins = True
         return joins
+
+    def _inside(self, summand: Summand, added: frozenset[int]) -> frozenset[int]:
+        """Return the attention that reaches a sum only through this summand, where those in `added` are added too."""
+        inside, waiting, seen = set[int](), set(summand.passes_on - added), set[int]()
+        while waiting:
+            number = waiting.pop()
+            seen.add(number)
+            if self._plan.summands[number].attention is not None:
+                inside.add(number)
+            else:
+                waiting |= self._plan.summands[number].passes_on - added - seen
+        return frozenset(inside)
 
     def _covered(self, sums: frozenset[int]) -> set[int]:
         """Return the summands that a sum has, and those whose call reads nothing but such summands."""
