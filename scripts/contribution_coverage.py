@@ -1,9 +1,9 @@
-"""Direct contributions in one small model of each file of timm: do the terms add up to the score, and is each the model's own?
+"""Direct contributions in models of timm and of three other libraries: do the terms add up to the score, and is each the model's own?
 
-`contribution_coverage.py [NAME ...] [--write-docs]`. For each model with random weights that answers: the difference between the score and the
-sum of its terms, in float32 and float64, over the sum of their magnitudes and over the score; and the largest difference between a term of
-an attention layer or MLP and what plain hooks on the model's modules give. Prints a table with the reason for each model that is refused.
-Exits 1 if a difference is above its bound.
+`contribution_coverage.py [NAME ...] [--library NAME] [--write-docs]`. For each model with random weights that answers: the difference
+between the score and the sum of its terms, in float32 and float64, over the sum of their magnitudes and over the score; and the largest
+difference between a term of an attention layer or MLP and what plain hooks on the model's modules give. Prints a table with the reason for
+each model that is refused. Exits 1 if a difference is above its bound.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import gc
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+import transformers
 from bench.zoo import MODELS
-from model_coverage import calibrate, sharpened
+from libraries import open_clip_models, torchvision_models, transformers_models
+from model_coverage import calibrate, sharpen, sharpened
 from pages import folded, write_section
 from torch import Tensor, nn
 
 from visattn._support.tables import Row, to_markdown, to_text
-from visattn.core.methods.from_attention.contributions import parts_of
+from visattn.core.methods.from_attention.contributions import Contribution, parts_of
 from visattn.core.pipeline.summing import with_terms
 from visattn.core.records.terms import ScoreTerms
 from visattn.errors import VisattnError
@@ -39,83 +41,148 @@ COLUMNS = (
     "branches",
     "terms beside hooks",
     "worst of them",
+    "refused",
 )
-OWN = 1e-6  # of a term from hooks, over the sum of the magnitudes, in float64
 
 
 def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="models of the list; by default all")
-    parser.add_argument("--write-docs", action="store_true", help="write the tables to docs/contributions.md and the file beside it")
+    parser.add_argument("names", nargs="*", help="models; by default all")
+    parser.add_argument("--library", action="append", choices=list(CASES), help="only the models of this library")
+    parser.add_argument("--write-docs", action="store_true", help="write the tables to docs/contributions.md and the files beside it")
     options = parser.parse_args()
+    if options.write_docs and (options.names or options.library):
+        parser.error("--write-docs needs all models")
     warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
-    rows = list[Row]()
-    for name, (size, arguments) in MODELS.items():
-        if not options.names or name in options.names:
+    rows, wrong = list[Row](), list[str]()
+    for library in options.library or CASES:
+        names, build = CASES[library]
+        for name in names:
+            if options.names and name not in options.names:
+                continue
             began = time.perf_counter()
-            rows.append(examined(name, size, arguments))
-            print(f"{time.perf_counter() - began:6.1f} s  {name}  {rows[-1]}", file=sys.stderr, flush=True)
+            row, faults = examined(*build(name))
+            rows.append({"library": library, "model": name, **row})
+            wrong += [f"{name}: {fault}" for fault in faults]
+            print(f"{time.perf_counter() - began:6.1f} s  {name}  {row} {'; '.join(faults)}", file=sys.stderr, flush=True)
             gc.collect()
     totals = summary(rows)
-    shown = [{name: row[name] for name in ("model", *COLUMNS, "refused")} for row in rows]
-    print(to_text(shown))
+    print(to_text(rows))
     print(to_text(totals))
+    print("\n".join(wrong) or "none is above its bound")
     if options.write_docs:
         write_section(DOCS, "totals", to_markdown(totals))
-        write_section(DOCS, "models", folded("All models of the sweep", to_markdown(shown)), into_files=True)
-    return int(any("above" in row for row in rows))
+        write_section(DOCS, "models", folded("All models of the sweep", to_markdown(rows)), into_files=True)
+    return int(bool(wrong))
 
 
-def examined(name: str, size: int | None, arguments: dict[str, Any]) -> Row:
-    """Return the row of one model."""
+Run = Callable[[torch.dtype], Tensor]  # runs a model in a type, and returns a score
+
+
+def of_timm(name: str) -> tuple[nn.Module, Run]:
+    """Return a model with random weights that attends far from uniformly, and a function from a type to its first output."""
+    size, arguments = MODELS[name]
     model = sharpened(name, arguments)
     side = size or timm.get_pretrained_cfg(name).input_size[-1]
-    pixels = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(1))
+    pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
     calibrate(model, pixels)
-    row: Row = {"model": name}
+    return model, lambda dtype: model(pixels[:1].to(dtype))[0, 0]
+
+
+def of_torchvision(name: str) -> tuple[nn.Module, Run]:
+    """Return a shallow model, and its first output."""
+    model, inputs = torchvision_models.build(name)
+    sharpen(model)
+    return model, lambda dtype: model(**_first(inputs, dtype))[0, 0]
+
+
+def of_transformers(name: str) -> tuple[nn.Module, Run]:
+    """Return a tiny model, and its first output, or the similarity of the image to the text."""
+    model, inputs = transformers_models.build(name)
+    sharpen(model)
+
+    def run(dtype: torch.dtype) -> Tensor:
+        out = model(**_first(inputs, dtype))
+        scores: Tensor = out.logits if hasattr(out, "logits") else out.logits_per_image
+        return scores[0, 0]
+
+    return model, run
+
+
+def of_open_clip(name: str) -> tuple[nn.Module, Run]:
+    """Return a shallow model, and the similarity of the image to the text."""
+    model, inputs = open_clip_models.build(name)
+    sharpen(model)
+
+    def run(dtype: torch.dtype) -> Tensor:
+        out = model(**_first(inputs, dtype))
+        image, text = (out["image_features"], out["text_features"]) if isinstance(out, dict) else out[:2]
+        return (image[0] * text[0]).sum()
+
+    return model, run
+
+
+def _first(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the first image of a batch and what belongs to it."""
+    images = {name: value[:1] if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return {name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value for name, value in images.items()}
+
+
+CASES: dict[str, tuple[Sequence[str], Callable[[str], tuple[nn.Module, Run]]]] = {
+    "timm": (list(MODELS), of_timm),
+    "torchvision": (["vit_b_16", "swin_t", "swin_v2_t", "maxvit_t"], of_torchvision),
+    "transformers": (
+        [*(name for name in transformers_models.names() if name.endswith("ForImageClassification")), "CLIPModel", "SiglipModel"],
+        of_transformers,
+    ),
+    "open_clip": (
+        ["ViT-B-32", "ViT-B-16-quickgelu", "ViT-B-16-SigLIP", "EVA02-B-16", "PE-Core-T-16-384", "ViTamin-S", "MobileCLIP-B", "coca_ViT-B-32"],
+        of_open_clip,
+    ),
+}
+
+
+def examined(model: nn.Module, run: Run) -> tuple[Row, list[str]]:
+    """Return the row of a model, and what is wrong with it."""
+    row, faults = dict.fromkeys(COLUMNS, ""), list[str]()
     for dtype, bound in BOUNDS.items():
-        model.to(dtype)
+        model.to(dtype).requires_grad_(requires_grad=False)
+        title = str(dtype).removeprefix("torch.")
         try:
-            terms, layers = answered(model, pixels.to(dtype))
+            terms, parts = answered(model, lambda: run(dtype))  # noqa: B023 - called at once
         except VisattnError as error:
-            return row | dict.fromkeys(COLUMNS, "") | {"refused": str(error)}
-        scale, title = terms.absolute, str(dtype).removeprefix("torch.")
-        assert terms.score is not None
+            return row | {"refused": str(error)}, faults
+        scale, worst = terms.absolute, max(abs(part.difference) for part in parts)
         row |= {
             f"{title}, over magnitudes": f"{abs(terms.difference) / scale:.1e}",
-            f"{title}, over score": f"{abs(terms.difference / terms.score):.1e}",
+            f"{title}, over score": f"{abs(terms.difference / terms.score):.1e}",  # type: ignore[operator]
         }
-        if abs(terms.difference) > bound * scale:
-            row["above"] = title
-    compared, worst = beside_hooks(model, pixels.double(), terms)
-    return row | {
-        "attention": layers,
+        faults += [f"terms, {title}"] * (abs(terms.difference) > bound * scale) + [f"heads, {title}"] * (worst > bound * scale)
+    compared, worst = beside_hooks(model, lambda: run(torch.float64), terms)
+    faults += ["hooks"] * (worst > BOUNDS[torch.float64] * scale)
+    row |= {
+        "attention": len(parts),
         "branches": sum(term.kind == "branch" and bool(term.total) for term in terms.terms),
         "terms beside hooks": compared,
         "worst of them": f"{worst / scale:.1e}" if compared else "",
-        "refused": "",
-    } | ({"above": "hooks"} if worst > OWN * scale else {})
+    }
+    return row, faults
 
 
-def answered(model: nn.Module, pixels: Tensor) -> tuple[ScoreTerms, int]:
-    """Return the terms of the first output, and the number of attention calls with contributions."""
-    for parameter in model.parameters():
-        parameter.requires_grad_(requires_grad=False)
+def answered(model: nn.Module, score: Callable[[], Tensor]) -> tuple[ScoreTerms, list[Contribution]]:
+    """Return the terms of a score, and the contributions of its attention calls."""
     with torch.no_grad():
-        plain = model(pixels)
-    recording, out = with_terms(model, lambda: model(pixels))
-    if not torch.equal(plain, out):
+        plain = score()
+    recording, found = with_terms(model, score)
+    if not torch.equal(plain, found):
         raise AssertionError("the output differs")
-    terms, parts = parts_of(recording.gradients(out[0, 0]))
-    worst = max(abs(part.difference) for part in parts)
-    if worst > 2e-6 * terms.absolute:
-        raise AssertionError(f"heads differ by {worst}")
-    return terms, len(parts)
+    return parts_of(recording.gradients(found))
 
 
-def beside_hooks(model: nn.Module, pixels: Tensor, terms: ScoreTerms) -> tuple[int, float]:
+def beside_hooks(model: nn.Module, score: Callable[[], Tensor], terms: ScoreTerms) -> tuple[int, float]:
     """Compare terms with those of plain hooks; return how many were compared, and the largest difference.
 
     The output of each attention layer and MLP becomes a leaf of the graph, and the norms behind them get frozen statistics. A term is the
@@ -136,7 +203,7 @@ def beside_hooks(model: nn.Module, pixels: Tensor, terms: ScoreTerms) -> tuple[i
 
         return hook
 
-    def settle(module: nn.LayerNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    def settle(module: nn.LayerNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:  # noqa: ARG001 - of a hook
         (x,) = args
         deviation = (x.var(-1, correction=0, keepdim=True) + module.eps).sqrt().detach()
         normal = (x - x.mean(-1, keepdim=True)) / deviation
@@ -148,11 +215,11 @@ def beside_hooks(model: nn.Module, pixels: Tensor, terms: ScoreTerms) -> tuple[i
             stack.callback(modules[name].register_forward_hook(leaf(name)).remove)
         for name in frozen:
             stack.callback(modules[name].register_forward_hook(settle).remove)  # type: ignore[arg-type]
-        score = model(pixels)[0, 0]
-    if not score.requires_grad:
+        found = score()
+    if not found.requires_grad:
         return 0, 0.0
     names = list(leaves)
-    slopes = torch.autograd.grad(score, [leaves[name] for name in names], allow_unused=True)
+    slopes = torch.autograd.grad(found, [leaves[name] for name in names], allow_unused=True)
     shares = {name: 0.0 if slope is None else float((slope * leaves[name]).sum()) for name, slope in zip(names, slopes, strict=True)}
     return len(shares), max((abs(shares[name] - branches[name].total) for name in names), default=0.0)
 
@@ -163,15 +230,22 @@ def _is_layer_norm(module: nn.Module | None) -> bool:
 
 def summary(rows: list[Row]) -> list[Row]:
     """Return the totals of the table."""
-    exact = [row for row in rows if not row["refused"]]
-    compared = [row for row in exact if row["terms beside hooks"]]
-    return [
-        {"what": "models", "number": len(rows)},
-        {"what": "models whose terms add up", "number": sum("above" not in row for row in exact)},
-        {"what": "models that are refused with a reason", "number": len(rows) - len(exact)},
-        {"what": "models with terms beside hooks", "number": len(compared)},
-        {"what": "terms beside hooks", "number": sum(row["terms beside hooks"] for row in compared)},
-    ]
+    totals = list[Row]()
+    for library in dict.fromkeys(row["library"] for row in rows):
+        own = [row for row in rows if row["library"] == library]
+        exact = [row for row in own if not row["refused"]]
+        compared = [row for row in exact if row["terms beside hooks"]]
+        totals.append(
+            {
+                "library": library,
+                "models": len(own),
+                "terms add up": len(exact),
+                "refused with a reason": len(own) - len(exact),
+                "with terms beside hooks": len(compared),
+                "terms beside hooks": sum(row["terms beside hooks"] for row in compared),
+            }
+        )
+    return totals
 
 
 if __name__ == "__main__":

@@ -148,13 +148,18 @@ def sharpened(name: str, arguments: dict[str, Any]) -> nn.Module:
     """Build a model whose attention is far from uniform and whose output is not constant."""
     torch.manual_seed(0)
     model: nn.Module = timm.create_model(name, **arguments)
+    sharpen(model)
+    return model.eval()
+
+
+def sharpen(model: nn.Module) -> None:
+    """Change the weights of a model so."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.numel() > 1 and float(parameter.std()) < 1e-3 and float(parameter.abs().max()) <= 1e-2:
                 parameter.copy_(torch.randn(parameter.shape) * 0.02)
             elif key.endswith(("qkv.weight", "q.weight", "k.weight", "q_proj.weight", "k_proj.weight")):
                 parameter.mul_(4)
-    return model.eval()
 
 
 def calibrate(model: nn.Module, pixels: Tensor) -> None:

@@ -12,6 +12,7 @@ from visattn._support.checks import printable, whole_number
 from visattn._support.tables import Row, to_csv, to_json, to_text, without_nan
 from visattn._support.types import Property
 from visattn._support.whole_files import check_output, check_png, write_whole
+from visattn.cli.effects_of_heads import FIGURES, TARGET, contributed, recovered
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.questions import choices_of, model_of
 from visattn.core.command_line.shared_options import (
@@ -34,8 +35,6 @@ from visattn.core.images.sources import as_file
 from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
-_FIGURES = ("method", "layer", "head", "query", "by_layer", "matrix", "steps", "stats", "mass", "shared_scale", "panel")
-_TARGET = ("target", "versus", "target_space", "labels", "prompt", "task")
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
 
 
@@ -69,8 +68,15 @@ _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as t
 @click.option(
     "--contributions",
     is_flag=True,
-    help="Print what each head adds directly to the score of --target, and what the score loses without it; with -o, write CSV. IMAGE may "
-    "then be a folder.",
+    help="Print what each head adds directly to the score of --target, and what the score loses without it; with -o, write CSV, or a "
+    "PNG. IMAGE may then be a folder.",
+)
+@click.option(
+    "--from",
+    "donor",
+    type=click.Path(path_type=Path),
+    help="Put the output of each head for this photo in the place of its output for IMAGE, and print which share of the difference between "
+    "the scores of --target follows; with -o, write CSV, or a PNG.",
 )
 @target_options
 @click.option(
@@ -113,16 +119,17 @@ def heads_command(
     visattn heads photo:chelsea --layer all --stats              every head in numbers
     visattn heads photos --find hue                              heads that attend to patches of the same hue
     visattn heads photo:chelsea --contributions                  what each head adds to the score of a class
+    visattn heads scene:7 --model scenes_vit --from scene:3      which heads turn the score into that of another photo
     visattn heads photo:chelsea --model seresnet50 --method gates
     """  # noqa: D301 - \b keeps click from wrapping the examples
     if options["find"]:
         _found(image, output, overwrite, as_json, quiet, options)
         return
-    if options["contributions"]:
-        _contributions(image, output, overwrite, as_json, quiet, options)
+    if options["contributions"] or options["donor"]:
+        _effects(image, output, overwrite, as_json, quiet, options)
         return
     refuse_beside("the figures and tables without --find", ("masks",))
-    refuse_beside("the figures and tables without --contributions", _TARGET)
+    refuse_beside("the figures and tables without --contributions or --from", TARGET)
     gated = options["method"] == "gates"
     if options["by_layer"]:
         refuse_beside("--by-layer", ("layer",))
@@ -182,30 +189,28 @@ def heads_command(
     note(quiet, *lines)
 
 
-def _contributions(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
-    """Print what each head adds to a score, or write it as CSV."""
-    refuse_beside("--contributions", (*_FIGURES, "find", "masks"))
-    refuse_beside("--contributions", tuple(style_of(options)))
-    if output is not None:
-        check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
+def _effects(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
+    """Print what each head does to a score, or write it."""
+    effect = "--contributions" if options["contributions"] else "--from"
+    refuse_beside(effect, (*FIGURES, "find", "masks", *(["donor"] if options["contributions"] else [])))
+    refuse_beside(effect, tuple(style_of(options)))
     from visattn.batch import items_of
-    from visattn.core.pipeline.label_files import read_labels
-    from visattn.evaluation import head_effects
+    from visattn.core.drawing.pictures import to_png
 
-    items = items_of([image])
     if output is not None:
-        check_output(output, overwrite=overwrite, inputs=[item.path for item in items])
-    photos = [item.photo(**reading(options)) for item in items]
-    given = {name: options[name] for name in ("weights", "seed", "device", *_TARGET)}
-    given["labels"] = None if options["labels"] is None else read_labels(options["labels"])
-    found = head_effects(options["model"], photos, **given, **preparing(options))
+        read = [item.path for item in items_of([path for path in (image, options["donor"]) if path is not None])]
+        check_output(output, overwrite=overwrite, inputs=[*read, *files_read(options)])
+    found, page = contributed(image, options) if options["contributions"] else recovered(image, options)
     describe(quiet, found.provenance)
-    _print_stats(found.rows(), output, as_json)
+    if output is not None and output.suffix.lower() == ".png":
+        result(as_json, [(write_whole(output, to_png(page(), found.provenance)), found.provenance)])
+    else:
+        _print_stats(found.rows(), output, as_json)
 
 
 def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
     """Print the heads that attend by a property, or write them as CSV."""
-    refuse_beside("--find", (*_FIGURES, "contributions", *_TARGET))
+    refuse_beside("--find", (*FIGURES, "contributions", "donor", *TARGET))
     refuse_beside("--find", tuple(style_of(options)))
     if options["masks"] and options["find"] != "object":
         refuse_beside(f"--find {options['find']}", ("masks",))

@@ -190,9 +190,11 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
 
     method, how = question.method, Preprocessing(**preparing(options))
     inputs = inputs_of(options) if options["inputs"] or options["image"] else None
-    every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
-    if every:
-        refuse_beside("--layer all", ("mass", "box", "legend", "caption", "transparent", "save_map"))
+    needs = method.needs if method is not None else ()
+    every = "cam layer" in needs and question.parameters.get("layer") == "all"
+    each_layer = "patch" in needs and question.parameters.get("layer", "all") == "all"
+    if every or each_layer:
+        refuse_beside("a page of all layers", ("mass", "box", "legend", "caption", "transparent", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     if options["compare"]:
         return _drawing_two(model, options, question)
@@ -206,6 +208,10 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
             page = stage_page(by_stages(model, prepared, question, seed=options["seed"]), **style_of(options))
             return to_png(page), page.provenance, bytes
         (found,) = explained(model, [prepared], question, seed=options["seed"])
+        if each_layer:
+            said = [*found.provenance.notes, *(f"warning: {text}" for text in found.provenance.warnings)]
+            page = found.contact_sheet(columns="layer", notes=said, **style_of(options))
+            return to_png(page), page.provenance, bytes
         picture, provenance = found.draw(**drawing_of(options))
         return (
             to_png(picture, provenance),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         lift as lift,
         pointing_game as pointing_game,
     )
+    from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
     from visattn.evaluation.specialization import (
         NULL_DRAWS as NULL_DRAWS,
@@ -64,6 +65,7 @@ else:
             ".importance": ["head_ablation", "head_importance"],
             ".intervals": ["mean_interval"],
             ".localization": ["auroc", "average_precision", "energy_inside", "lift", "pointing_game"],
+            ".patching_heads": ["PatchedHeads", "patched_heads"],
             ".patches": ["Patches", "patches_by_layout"],
             ".specialization": ["NULL_DRAWS", "HeadScores", "PropertyScores", "find_heads", "over_patches", "score_heads"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],

@@ -11,21 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import as_list
-from visattn._support.modes import evaluating, in_own_modes
+from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
-from visattn._support.progress import progress
 from visattn._support.reprs import brief
 from visattn._support.typed import typed
-from visattn.core.capturing.interventions import each_head
-from visattn.core.families import describe
 from visattn.core.images import image_facts
 from visattn.core.methods.from_attention.contributions import Contribution, listed, parts_of
 from visattn.core.pipeline.answering import with_target
 from visattn.core.pipeline.asking import asked_of, model_of
-from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
-from visattn.core.pipeline.passes import Pass, answer_of, as_the_model, one_pass
+from visattn.core.pipeline.passes import Pass, one_pass
 from visattn.core.pipeline.preprocessing import PreprocessingOptions
+from visattn.core.pipeline.replacing import replacing, results_of
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
@@ -155,9 +152,8 @@ def head_effects(
     if any(one.heads != first.heads for one in found):
         raise OptionError("the photos differ in the layers that the score depends on. Pass photos that the model sees at one size.")
     means = _means(bare, photos, first.layers) if len(found) > 1 else {}
-    with progress("heads left out", "layer") as bar:
-        zeroed = [_losses(bare, one, {}, bar) for one in found]
-        averaged = [_losses(bare, one, means, bar) for one in found] if means else None
+    zeroed = [_losses(bare, one, {}) for one in found]
+    averaged = [_losses(bare, one, means) for one in found] if means else None
     names = [name for name, _ in first.others]
     return HeadEffects(
         first.heads,
@@ -214,28 +210,21 @@ def _of_photo(model: nn.Module, photo: Prepared, target: Target) -> _OfPhoto:
 def _means(model: nn.Module, photos: Sequence[Prepared], layers: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
     """Return the mean output of each head over photos, by layer, `(1, heads, [blocks,] q, d)`."""
     totals: dict[str, Tensor] = {}
-    with evaluating(model), torch.no_grad():
-        for photo in photos:
-            with capture(model, features="none", gates=False, outputs=True) as recording:
-                answer_of(model, as_the_model(model, photo.pixels), photo)
-            for record in recording:
-                if record.name in dict(layers) and record.output is not None:
-                    totals[record.name] = totals.get(record.name, torch.zeros(())) + record.output / len(photos)
+    for photo in photos:
+        recording, _ = results_of(model, photo)
+        for record in recording:
+            if record.name in dict(layers) and record.output is not None:
+                totals[record.name] = totals.get(record.name, torch.zeros(())) + record.output / len(photos)
     return totals
 
 
-def _losses(model: nn.Module, one: _OfPhoto, means: dict[str, Tensor], bar: Any) -> Tensor:  # noqa: ANN401 - of tqdm
+def _losses(model: nn.Module, one: _OfPhoto, means: dict[str, Tensor]) -> Tensor:
     """Return the score less that without each head, or with its mean output, `(heads,)`."""
-    score = one.passed.resolved.score if one.passed.resolved is not None else None
-    assert score is not None  # noqa: S101 - there is a target
-    pixels, losses = as_the_model(model, one.prepared.pixels), []
-    description = describe(model, None, 0)
-    with evaluating(model), torch.no_grad():
+    resolved = one.passed.resolved
+    assert resolved is not None  # noqa: S101 - there is a target
+    losses = list[Tensor]()
+    with replacing(model, one.prepared, resolved.score, one.passed.output) as replaced:
         for layer, heads in one.layers:
             name, _, call = layer.partition(" #")
-            many = pixels.expand(heads, -1, -1, -1)
-            with each_head(model, description, name, int(call or 0), means.get(layer)):
-                changed = score(answer_of(model, many, one.prepared))
-            losses.append(one.score - changed.double().cpu())
-            bar.update()
+            losses.append(one.score - replaced(name, int(call or 0), means.get(layer), heads=list(range(heads))))
     return torch.cat(losses)

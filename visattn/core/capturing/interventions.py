@@ -88,17 +88,26 @@ def patched(
 
 
 @contextmanager
-def each_head(
-    model: nn.Module, description: ModelDescription, layer: str, number: int, values: Tensor | None
+def each_part(
+    model: nn.Module,
+    description: ModelDescription,
+    layer: str,
+    number: int,
+    values: Tensor | None,
+    *,
+    heads: Sequence[int] | None = None,
+    tokens: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Replace the output of head `i` in image `i` of the batch, in one call of one layer.
+    """Replace another part of the result of one attention call in each image of the batch.
 
     Args:
-        model: The model; its batch has an image for each head.
+        model: The model.
         description: Facts about the model.
         layer: Name of the layer.
         number: Index of the call among those of the layer.
-        values: `(1, heads, [blocks,] q, d)` what the heads get; None: zero.
+        values: `(1, heads, [blocks,] q, d)` result that the part is taken from; None: zero.
+        heads: The head that is replaced in each image; None: all.
+        tokens: The query token whose result is replaced in each image; None: all.
 
     Yields:
         Nothing.
@@ -110,15 +119,30 @@ def each_head(
             return own
         with torch._C.DisableTorchFunction():
             led = call.led(own)
-            arranged = arrangement.take(led)
-            blocks = (arranged if arranged.ndim == 5 else arranged[:, :, None]).clone()  # (heads, heads, blocks, q, d)
-            each = torch.arange(len(blocks), device=own.device)
-            given = None if values is None else values if values.ndim == 5 else values[:, :, None]
-            blocks[each, each] = 0 if given is None else given[0].to(blocks)
-            return call.laid_out(_in_lead(blocks, call, arrangement, led.shape[-2:]))
+            blocks = _blocked(arrangement.take(led))  # (images, heads, blocks, q, d)
+            given = blocks.new_zeros(()) if values is None else _blocked(values).to(blocks)
+            is_replaced = torch.ones((len(blocks), 1, 1, 1, 1), dtype=torch.bool, device=own.device)
+            if heads is not None:
+                every = torch.arange(blocks.shape[1], device=own.device)
+                is_replaced = is_replaced & (torch.tensor(heads, device=own.device)[:, None] == every)[:, :, None, None, None]
+            if tokens is not None:
+                rows = _rows(arrangement, call)
+                is_replaced = is_replaced & (torch.tensor(tokens, device=own.device)[:, None, None] == rows)[:, None, :, :, None]
+            return call.laid_out(_in_lead(torch.where(is_replaced, given, blocks), call, arrangement, led.shape[-2:]))
 
     with _replacing(model, description, glob_escape(layer), change):
         yield
+
+
+def _blocked(result: Tensor) -> Tensor:
+    """Return a result with an axis of blocks, `(B, heads, blocks, q, d)`."""
+    return result if result.ndim == 5 else result[:, :, None]
+
+
+def _rows(arrangement: Arrangement, call: Call) -> Tensor:
+    """Return the token of each row, `(blocks, q)`; -1 for none."""
+    index = arrangement.query_index
+    return torch.arange(call.rows, device=call.value.device)[None] if index is None else index
 
 
 Change = Callable[[str, Call, Attention, Arrangement], Tensor]  # takes a call that is about to run; returns its result
@@ -168,9 +192,7 @@ def _patched(
     if record is None or record.output is None:
         raise OptionError(f"{layer} has no result in the other recording. Record it with capture(model, outputs=True).")
     led = call.led(own)
-    arranged = arrangement.take(led)
-    blocks = arranged if arranged.ndim == 5 else arranged[:, :, None]  # (B, heads, blocks, q, d)
-    given = record.output if record.output.ndim == 5 else record.output[:, :, None]
+    blocks, given = _blocked(arrangement.take(led)), _blocked(record.output)  # (B, heads, blocks, q, d)
     if given.shape[1:] != blocks.shape[1:] or len(given) not in (1, len(blocks)) or record.queries != arrangement.queries:
         raise ShapeError(
             f"{layer}: the other recording has results {tuple(given.shape)}, this forward pass {tuple(blocks.shape)}. Record the other "
@@ -181,9 +203,7 @@ def _patched(
         count = len(arrangement.queries)
         if not all(0 <= token < count for token in tokens):
             raise OptionError(f"token must lie in [0, {count - 1}], got {', '.join(map(str, tokens))}.")
-        index = arrangement.query_index
-        rows = torch.arange(call.rows, device=own.device)[None] if index is None else index
-        is_chosen = torch.isin(rows, torch.tensor(list(tokens), device=own.device))  # (blocks, q)
+        is_chosen = torch.isin(_rows(arrangement, call), torch.tensor(list(tokens), device=own.device))  # (blocks, q)
         changed = torch.where(is_chosen[:, :, None], changed, blocks)
     if heads is not None:
         changed = _in_heads(heads, changed, blocks)

@@ -38,7 +38,7 @@ class MapFacts:
         interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
         input_size: Height and width of the model's input; None if unknown.
         windows: For each image, the windows outside which the queries cannot attend, in input pixels; local attention has them.
-        terms: Name and share of each term of a score that the map is a part of, for maps of one image.
+        numbers: Names and values that belong to the map but to no cell, such as the other terms of a score, for maps of one image.
     """
 
     layer: str = ""
@@ -52,7 +52,7 @@ class MapFacts:
     interval: bool = False
     input_size: tuple[int, int] | None = None
     windows: tuple[tuple[Box, ...], ...] = ()
-    terms: tuple[tuple[str, float], ...] = ()
+    numbers: tuple[tuple[str, float], ...] = ()
 
     __repr__ = brief
 
@@ -91,8 +91,8 @@ class MapFacts:
         at = tuple((float(y), float(x)) for y, x in data.get("query_at", ()))
         size = data.get("input_size")
         known = None if size is None else (int(size[0]), int(size[1]))
-        terms = tuple((str(name), float(share)) for name, share in data.get("terms", ()))
-        read = {"terms": terms, "sinks": sinks, "glimpses": glimpses, "windows": windows, "detections": detections}
+        numbers = tuple((str(name), float(value)) for name, value in data.get("numbers", ()))
+        read = {"numbers": numbers, "sinks": sinks, "glimpses": glimpses, "windows": windows, "detections": detections}
         return cls(**data | read | {"query_at": at, "input_size": known})
 
 

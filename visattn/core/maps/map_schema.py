@@ -94,7 +94,7 @@ class _KnownFacts(TypedDict):
     query_at: NotRequired[list[tuple[Number, Number]]]
     interval: NotRequired[bool]
     input_size: NotRequired[_Size | None]
-    terms: NotRequired[list[tuple[str, Number]]]
+    numbers: NotRequired[list[tuple[str, Number]]]
 
 
 class _MapFacts(Free):

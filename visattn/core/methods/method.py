@@ -24,12 +24,13 @@ Need = Literal[
     "cam layer",
     "gates",
     "glimpses",
+    "patch",
     "positions",
     "replay",
     "score",
     "terms",
 ]
-_RUN_AGAIN = "replay", "scored"  # arguments that the pipeline passes
+_RUN_AGAIN = "replay", "scored", "patches"  # arguments that the pipeline passes
 
 
 def _nothing_more(_parameters: Mapping[str, Any]) -> frozenset[Need]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support import norm_gradients
+from visattn._support.faces import Later
 from visattn._support.modes import evaluating
 from visattn._support.progress import progress
 from visattn.core.families import provenance_of
@@ -25,6 +26,11 @@ from visattn.core.pipeline.recordings import at_layer, layer_of_cam, recorded
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
 from visattn.errors import ModelError, ShapeError
+
+if TYPE_CHECKING:
+    from visattn.core.pipeline import replacing
+else:
+    replacing = Later(f"{__package__}.replacing")
 
 
 def replayed(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
@@ -60,7 +66,12 @@ def summed(model: nn.Module, prepared: Prepared, question: Question) -> Explanat
     return completed(explanation, passed, prepared, settled.target)
 
 
-ANSWERS = {"score": scored, "replay": replayed, "terms": summed}  # by what a method needs
+def patched(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
+    """Explain by a method that puts activations of another photo in."""
+    return replacing.patched(model, prepared, question)
+
+
+ANSWERS = {"score": scored, "replay": replayed, "terms": summed, "patch": patched}  # by what a method needs
 
 
 @contextmanager
@@ -93,7 +104,7 @@ def scoring(
     with evaluating(model, frozen=True), progress("edited images", "image") as bar:
         with torch.no_grad():
             output = answer_of(model, pixels, prepared)
-            resolved, alone = target.resolve(output), not _takes_several(model, pixels, output, prepared)
+            resolved, alone = target.resolve(output), not takes_several(model, pixels, output, prepared)
 
         def score(edited: Tensor) -> Tensor:
             pieces = torch.split(edited, 1 if alone else max(len(edited), 1))
@@ -109,7 +120,7 @@ def scoring(
         yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
 
 
-def _takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
+def takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
     """Check that a model gives an image among others the output that it gave it alone, with the photo behind its negative."""
     if (known := known_apart(model, pixels)) is not None:
         return known

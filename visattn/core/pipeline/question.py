@@ -21,6 +21,7 @@ from visattn.errors import OptionError
 
 __all__ = ["Question", "ask", "parameter_names"]
 
+_EXAMPLES = {"query": "pixel:120,80", "donor": "other.jpg"}  # of parameters that have no default
 _AUTO = ("relevance", "gradcam", "attention")
 
 
@@ -51,9 +52,9 @@ class Question:
 
     @property
     def runs_again(self) -> str:
-        """What the method needs of further passes for each image: `score`, `replay` or `terms`; empty if one pass for all is enough."""
+        """What the method needs of further passes for each image: `score`, `replay`, `terms` or `patch`; empty if one pass for all is enough."""
         needs = self.method.needs if self.method else ()
-        return next((need for need in ("score", "replay", "terms") if need in needs), "")
+        return next((need for need in ("score", "replay", "terms", "patch") if need in needs), "")
 
     def settled(self, recording: Recording) -> Question:
         """Replace `auto` by a method that applies to a recording.
@@ -156,7 +157,8 @@ def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, targe
             raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(chosen.parameters)}.{able}")
     _check([method], given)
     if lacking := [name for name in chosen.required if name not in given]:
-        raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: {option('query', 'pixel:120,80')}.")
+        example = option(lacking[0], _EXAMPLES.get(lacking[0], "VALUE"))
+        raise OptionError(f"method '{method}' needs {', '.join(map(option, lacking))}. For example: {example}.")
     question = Question(method, chosen, given, target)
     if question.of_a_class and not chosen.targeted:
         raise OptionError(f"method '{method}' does not depend on a class. Leave the target out, or use method 'relevance'.")

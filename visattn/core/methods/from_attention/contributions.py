@@ -98,7 +98,7 @@ def contributions(
         finest,
         {"layer": chosen[0].layer if layer != "all" else layer, "head": "all" if head is None else head},
         signed=True,
-        facts=MapFacts(terms=tuple(listed(terms, parts))),
+        facts=MapFacts(numbers=tuple(listed(terms, parts))),
         notes=tuple(_notes(terms, parts, shown)),
     )
 
@@ -232,7 +232,7 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
             why = "was not recorded" if record is None else record.reason or "weights points that it computes (deformable attention)"
             return f"{named(term.layer)}: {why}, so its contributions have no place. Use method 'relevance'."
     if not any((record := records.get((term.layer, term.call))) is not None and record.keys.grid for term in reached):
-        return "no attention to patches reaches the score without passing through other layers."
+        return "the score does not depend directly on any attention to patches."
     return None
 
 
