@@ -30,8 +30,8 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
 
     Args:
         model: The model.
-        run: Function that runs it, without a graph of its own. It is called twice: a plain pass tells which calls are linear. If the next
-            one differs, as when the model has cached what it computed, both run again.
+        run: Function that runs it, without a graph of its own. The first call for a model ends early and is made again after a plain pass,
+            which tells which calls are linear; once more if the next one differs, as when the model has cached what it computed.
 
     Returns:
         The recording, and what `run` returned.
@@ -40,9 +40,7 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
         CaptureError: If the operations of two passes differ again.
     """
     description = describe(model, None, 0)
-    for last in (False, True):
-        with torch.no_grad(), capture(model, features="none", gates=False):
-            run()
+    for left in (2, 1, 0):
         try:
             with (
                 torch.enable_grad(),
@@ -51,11 +49,12 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
                 ) as recording,
             ):
                 output = run()
-        except OtherOperations:
-            if last:
-                raise
-        else:
             break
+        except OtherOperations:
+            if not left:
+                raise
+        with torch.no_grad(), capture(model, features="none", gates=False):
+            run()
     return recording, output
 
 

@@ -192,7 +192,9 @@ class LinearMode(CaptureMode):
 def _at_zero(
     entry: Entry, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[int, int]
 ) -> Any:  # noqa: ANN401
-    """Return what a linear call returns when the summands that it reads are zero."""
+    """Return what a linear call returns when the summands that it reads are zero, or what can be broadcast to it."""
+    if entry.operation.own and entry.operation.name == "linear" and len(slots) == 1 and id(args[0] if args else kwargs["input"]) in slots:
+        return args[2] if len(args) > 2 else kwargs.get("bias")
 
     def changed(tensor: Tensor) -> Tensor:
         if id(tensor) in slots:
