@@ -28,6 +28,7 @@ from visattn.studies.attn_schema import (
     FORMAT,
     MOST_PIXELS,
     VERSION,
+    ContributionsFacts,
     FeatureFacts,
     ImportanceFacts,
     RecordFacts,
@@ -37,7 +38,7 @@ from visattn.studies.attn_schema import (
 )
 from visattn.studies.operands import MASKS, operator_of
 from visattn.studies.sequence import Study
-from visattn.studies.views import Importance, View
+from visattn.studies.views import Contributions, Importance, LayerContributions, View
 
 _Read = Callable[[str], Tensor]
 
@@ -137,7 +138,9 @@ def _view(facts: ViewFacts, file: _File) -> View:
     maps = {name: map_of(shown, file.raw(shown["values"])) for name, shown in facts.get("maps", {}).items()}
     classes = tuple(PredictedClass(one["class"], one.get("name"), one["probability"]) for one in facts.get("classes", ()))
     importance = _importance(facts.get("importance"), recording)
-    return View(photo, geometry, recording, maps, classes, facts.get("texts", {}), importance, facts.get("name", ""))
+    contributions = _contributions(facts.get("contributions"), layouts, read)
+    texts, called = facts.get("texts", {}), facts.get("name", "")
+    return View(photo, geometry, recording, maps, classes, texts, importance, contributions, called)
 
 
 def _readouts(facts: ViewFacts, layouts: Sequence[TokenLayout], read: Callable[[str], Tensor]) -> dict[int, Readout]:
@@ -147,6 +150,20 @@ def _readouts(facts: ViewFacts, layouts: Sequence[TokenLayout], read: Callable[[
     if shares.shape != (len(layout),) or bool((shares < 0).any()):
         raise ValueError(f"shares must be {len(layout)} numbers that are not negative, got {tuple(shares.shape)}")
     return {0: Readout("read", layout, shares.double()[None])}
+
+
+def _contributions(
+    facts: ContributionsFacts | None, layouts: Sequence[TokenLayout], read: Callable[[str], Tensor]
+) -> Contributions | None:
+    if facts is None:
+        return None
+    layers = []
+    for one in facts["layers"]:
+        layout, values = layouts[one["layout"]], read(one["values"])
+        if values.ndim != 2 or values.shape[1] != len(layout) or not len(values):
+            raise ValueError(f"contributions of {one['layer']} must be heads x {len(layout)}, got {tuple(values.shape)}")
+        layers.append(LayerContributions(one["layer"], layout, values.float(), one["bias"]))
+    return Contributions(facts["target"], facts["score"], tuple(layers), tuple(facts["rest"]))
 
 
 def _importance(facts: ImportanceFacts | None, recording: Recording) -> Importance | None:

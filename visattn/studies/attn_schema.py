@@ -71,6 +71,24 @@ class ImportanceFacts(TypedDict):
     heads: list[list[Number]]
 
 
+class LayerFacts(TypedDict):
+    """What the attention of a layer adds directly to a score."""
+
+    layer: str
+    layout: Whole
+    values: str
+    bias: Number
+
+
+class ContributionsFacts(TypedDict):
+    """Terms of a score."""
+
+    target: str
+    score: Number
+    layers: list[LayerFacts]
+    rest: list[tuple[str, Number]]
+
+
 class SharesFacts(TypedDict):
     """Shares of the tokens from which the output is computed."""
 
@@ -95,6 +113,7 @@ class ViewFacts(TypedDict):
     classes: NotRequired[list[_Class]]
     texts: NotRequired[dict[str, str]]
     importance: NotRequired[ImportanceFacts | None]
+    contributions: NotRequired[ContributionsFacts | None]
     name: NotRequired[str]
 
 
@@ -124,6 +143,8 @@ def study_of(text: str) -> StudyFacts:
             check_places(shown)
         if "shares" in view:
             _check_layouts(view, view["shares"]["layout"])
+        for layer in (view.get("contributions") or {"layers": []})["layers"]:
+            _check_layouts(view, layer["layout"])
         importance = view.get("importance")
         if importance and len(importance["heads"]) != len(view["records"]):
             raise ValueError(f"importance must be given for {len(view['records'])} records, got {len(importance['heads'])}")

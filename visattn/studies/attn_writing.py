@@ -21,7 +21,7 @@ from visattn.studies.attn_schema import FORMAT, MOST_PIXELS, MOST_TEXT, MOST_VIE
 from visattn.studies.operands import operands_of
 
 if TYPE_CHECKING:
-    from visattn.studies.views import View
+    from visattn.studies.views import Contributions, View
 
 _COMPRESSION = 3  # of the photo's PNG: twice as fast as the default, and 3 % larger
 _VECTORS = "value", "output_weight", "residual"
@@ -109,6 +109,7 @@ class _View:
             "classes": [{"class": one.index, "name": one.name, "probability": one.probability} for one in view.classes],
             "texts": dict(view.texts),
             "importance": None if view.importance is None else view.importance._asdict(),
+            "contributions": None if view.contributions is None else self._contributions(view.contributions),
             "name": view.name,
             "layouts": [layout_facts(layout) for layout in self._layouts],
         }
@@ -118,6 +119,19 @@ class _View:
         if reading.query != "read" or reading.layout is None or reading.shares is None:
             return {}
         return {"shares": {"layout": self._number(reading.layout), "values": self._stored("shares", reading.shares[0].float())}}
+
+    def _contributions(self, found: Contributions) -> dict[str, Any]:
+        """Describe the terms of a score."""
+        layers = [
+            {
+                "layer": one.layer,
+                "layout": self._number(one.layout),
+                "values": self._stored(f"contributions.{number}", one.values.float()),
+                "bias": one.bias,
+            }
+            for number, one in enumerate(found.layers)
+        ]
+        return {"target": found.target, "score": found.score, "layers": layers, "rest": found.rest}
 
     def _record(self, name: str, record: AttentionRecord) -> dict[str, Any]:
         operator, operands = operands_of(record.operator)

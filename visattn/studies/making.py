@@ -20,6 +20,7 @@ from visattn.core.families import labels as labels_of, task as task_of
 from visattn.core.images import image_facts
 from visattn.core.maps import AttentionMap
 from visattn.core.methods import METHODS
+from visattn.core.methods.from_attention.contributions import others, parts_of
 from visattn.core.pipeline.answering import answer, with_target
 from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.asking import model_of
@@ -38,7 +39,7 @@ from visattn.core.records import Recording
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.evaluation import head_importance
 from visattn.studies.sequence import Study
-from visattn.studies.views import Importance, View, from_recording
+from visattn.studies.views import Contributions, Importance, LayerContributions, View, from_recording
 from visattn.studies.words import texts_of
 
 Asked = Mapping[str, Question]
@@ -163,7 +164,22 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         else:
             maps[name] = explained(model, [prepared], question, seed=seed, passes=passes)[0].map
     importance = _importance(model, prepared, target, passes) if of_class and classifies and len(recording) else None
-    return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else (), importance=importance)
+    summed = next((question for question in questions.values() if "terms" in question.needs), None)
+    contributions = None if summed is None else _contributions(model, prepared, summed.target, passes)
+    shown = classes[0] if classes else ()
+    return View(prepared.photo, prepared.geometry, recording, maps, shown, importance=importance, contributions=contributions)
+
+
+def _contributions(model: nn.Module, prepared: Prepared, target: Target, passes: SharedPasses) -> Contributions:
+    """Return the terms of the target's score, which one of the maps is made of."""
+    prepared, target = with_target(model, prepared, target)
+    passed = passes(model, prepared, target=target, terms=True)
+    terms, parts = parts_of(passed.recording)
+    assert passed.resolved is not None and terms.score is not None  # noqa: S101, PT018 - there is a target
+    layers = tuple(
+        LayerContributions(part.layer, part.layout, torch.cat([part.tokens, part.patches], 1).float(), part.bias) for part in parts
+    )
+    return Contributions(passed.resolved.texts[0].partition(" = ")[0], terms.score, layers, tuple(others(terms, parts)))
 
 
 def _importance(model: nn.Module, prepared: Prepared, target: Target, passes: SharedPasses) -> Importance | None:

@@ -27,7 +27,7 @@ from visattn.core.pipeline.outputs import noun_of
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.errors import OptionError
 from visattn.evaluation import statistics
-from visattn.studies.views import View
+from visattn.studies.views import Contributions, View
 from visattn.viewer import Packed, check_size, encoded
 
 VERSION = 1
@@ -103,6 +103,7 @@ class StudyPayload:
             "classes": [[one.name or f"class {one.index}", one.index, one.probability] for one in view.classes],
             "texts": dict(view.texts),
             "importance": view.importance.target if view.importance else None,
+            "contributions": None if view.contributions is None else self._contributions(view.contributions),
             "sinks": self._sinks(view.recording),
             "warnings": list(made.warnings),
             "notes": list(made.notes),
@@ -146,6 +147,20 @@ class StudyPayload:
             "layout": self._number(shown.layout),
             "values": self._arrays.add(np.ascontiguousarray(values)),
         }
+
+    def _contributions(self, found: Contributions) -> dict[str, Any]:
+        """Store what each head adds to a score, token by token."""
+        layers = [
+            {
+                "layer": one.layer,
+                "layout": self._number(one.layout),
+                "heads": len(one.values),
+                "values": self._arrays.add(one.values.cpu().numpy()),
+                "bias": one.bias,
+            }
+            for one in found.layers
+        ]
+        return {"target": found.target, "score": found.score, "layers": layers, "rest": found.rest}
 
     def _features(self, recording: Recording) -> dict[str, Any] | None:
         """Store the tokens of the last layer, each of length 1, for similarities."""

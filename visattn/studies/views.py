@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from visattn._support.checks import one_of
 from visattn._support.language import worded
@@ -20,7 +21,7 @@ from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import PredictedClass
 from visattn.core.pipeline.question import Question, ask
 from visattn.core.provenance import Provenance
-from visattn.core.records import Recording
+from visattn.core.records import Recording, TokenLayout
 from visattn.errors import OptionError
 
 
@@ -36,6 +37,38 @@ class Importance(NamedTuple):
     heads: tuple[tuple[float, ...], ...]
 
 
+class LayerContributions(NamedTuple):
+    """What one attention call adds directly to a score.
+
+    Attributes:
+        layer: Name of the layer, with the index of the call unless it is the first.
+        layout: The tokens that it reads.
+        values: `(heads, tokens)` share of each token through each head.
+        bias: Share of the biases of its output projection.
+    """
+
+    layer: str
+    layout: TokenLayout
+    values: Tensor
+    bias: float
+
+
+class Contributions(NamedTuple):
+    """Terms that a score is the sum of, see `visattn.methods.contributions`.
+
+    Attributes:
+        target: The score in words.
+        score: The score.
+        layers: The attention calls, in order.
+        rest: Name and share of each other term: MLPs, embedding, biases.
+    """
+
+    target: str
+    score: float
+    layers: tuple[LayerContributions, ...]
+    rest: tuple[tuple[str, float], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class View:
     """One photo under one model.
@@ -49,6 +82,7 @@ class View:
         classes: Most probable classes of a classifier, in descending order.
         texts: Words for tokens that stand for some, by the names of the tokens in the layouts: `word3`.
         importance: Importance of the heads for the score that the study explains; None if it explains none.
+        contributions: Terms of that score, if the method is among those of the study.
         name: Name of the view, such as a step of a training; it comes first in titles.
     """
 
@@ -59,6 +93,7 @@ class View:
     classes: tuple[PredictedClass, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     importance: Importance | None = None
+    contributions: Contributions | None = None
     name: str = ""
 
     __repr__ = brief

@@ -16,7 +16,7 @@ from visattn._support.modes import evaluating
 from visattn._support.progress import progress
 from visattn.core.families import provenance_of
 from visattn.core.methods.scored import ScoredImages
-from visattn.core.pipeline.answering import answer, completed
+from visattn.core.pipeline.answering import answer
 from visattn.core.pipeline.apart import apart, known_apart
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
@@ -59,19 +59,12 @@ def scored(model: nn.Module, prepared: Prepared, question: Question) -> Explanat
         return answer(recording, prepared, question, given={"scored": images})
 
 
-def summed(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
-    """Explain by a method that reads the terms of the target's score."""
-    settled, passed = recorded(model, prepared, question)
-    explanation = answer(passed.recording, prepared, settled)
-    return completed(explanation, passed, prepared, settled.target)
-
-
 def patched(model: nn.Module, prepared: Prepared, question: Question) -> Explanation:
     """Explain by a method that puts activations of another photo in."""
     return replacing.patched(model, prepared, question)
 
 
-ANSWERS = {"score": scored, "replay": replayed, "terms": summed, "patch": patched}  # by what a method needs
+ANSWERS = {"score": scored, "replay": replayed, "patch": patched}  # by what a method needs
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def explained(
         return explanations or [alone(model, one, question, passes) for one in some]
 
     posed = [replace(photo, seed=seed) for photo in prepared]
-    return by_size(run, posed, each=bool(question.runs_again or question.target.steps))
+    return by_size(run, posed, each=bool(question.runs_alone or question.target.steps))
 
 
 @in_own_modes

@@ -12,7 +12,14 @@ from visattn.core.pipeline.passes import Pass, one_pass
 
 __all__ = ["SharedPasses"]
 
-_USUAL: Mapping[str, Any] = {"target": None, "each_layer": False, "values": False, "features": "last", "gates": False}
+_USUAL: Mapping[str, Any] = {
+    "target": None,
+    "each_layer": False,
+    "values": False,
+    "features": "last",
+    "gates": False,
+    "terms": False,
+}
 
 
 class SharedPasses:

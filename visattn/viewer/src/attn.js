@@ -146,6 +146,7 @@ class Reader {
       window: view.geometry.window,
       records: placed.map((record) => this.record(record, first, this.importance(view, record))),
       importance: view.importance?.target ?? null,
+      contributions: this.contributions(view, first),
       refused: [...view.records.filter((record) => record.reason).map(({ layer, reason }) => [layer, reason]), ...(view.unseen ?? [])],
       maps: Object.entries(view.maps ?? {}).map(([name, map]) => this.map(name, map)),
       features: this.features(view, first),
@@ -184,6 +185,16 @@ class Reader {
 
   importance(view, record) {
     return view.importance?.heads[view.records.indexOf(record)];
+  }
+
+  contributions(view, first) {
+    if (!view.contributions) return null;
+    const layers = view.contributions.layers.map(({ layer, layout, values, bias }) => {
+      const [heads, tokens, ...more] = this.tensor(values).shape;
+      need(!more.length && heads >= 1 && tokens === sizeOf(this.layouts[first + layout]), `contributions of ${layer} must be heads x tokens`);
+      return { layer, layout: first + layout, heads, values: this.read(values), bias };
+    });
+    return { ...view.contributions, layers };
   }
 
   record(record, first, importance) {

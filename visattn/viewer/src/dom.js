@@ -63,12 +63,11 @@ export function redrawn(root, draw) {
   if (again) again.focus({ preventScroll: true });
 }
 
-// Arrow keys choose the next or the last of some radio buttons.
-export function radioKey(event) {
+// Arrow keys choose the next or the last of some radio buttons, which are neighbors unless they are given.
+export function radioKey(event, entries = [...event.currentTarget.parentElement.children]) {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   if (!step) return;
   event.preventDefault();
-  const entries = [...event.currentTarget.parentElement.children];
   const next = entries[(entries.indexOf(event.currentTarget) + step + entries.length) % entries.length];
   next.focus();
   next.click();

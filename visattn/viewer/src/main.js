@@ -2,13 +2,14 @@
 
 import { readAttn } from "./attn.js";
 import { check, choice, element, plain, put, slider } from "./dom.js";
+import { Contributions } from "./contributions.js";
 import { Heads, ORDERS } from "./heads.js";
 import { ImagePanel } from "./image.js";
 import { Keys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { Maps } from "./maps.js";
 import { Matrix } from "./matrix.js";
-import { ATTENTION, SIMILARITY, Page } from "./page.js";
+import { ATTENTION, CONTRIBUTIONS, SIMILARITY, Page } from "./page.js";
 import { arraysOf } from "./payload.js";
 import { State, headOf } from "./state.js";
 import { boxOnPhoto } from "./tokens.js";
@@ -18,7 +19,7 @@ const VERSION = 1;
 const NARROW = matchMedia("(max-width: 900px)"); // as in the style sheet
 const SAID = 8000; // milliseconds that a message stays
 const KEYBOARD = "Keyboard: arrow keys move the query, Enter holds it, Escape lets it go, G switches the photo between gray and its own colors, Tab reaches everything else.";
-const TABS = { heads: "Heads", maps: "Maps", words: "Words", keys: "Keys", lines: "Lines", matrix: "Matrix" };
+const TABS = { heads: "Heads", contributions: "Contributions", maps: "Maps", words: "Words", keys: "Keys", lines: "Lines", matrix: "Matrix" };
 
 function firstState(facts) {
   const view = facts.views[0];
@@ -43,6 +44,7 @@ function firstState(facts) {
     pinned: false,
     tab: named ? "words" : view.records.length ? "heads" : "maps",
     sort: "layer",
+    part: "all",
     allQueries: false,
     allHeads: false,
     zoom: 1,
@@ -69,6 +71,7 @@ class Viewer {
     this.other = new ImagePanel(page, () => page.second, () => this.draw());
     this.panels = {
       heads: new Heads(page),
+      contributions: new Contributions(page),
       maps: new Maps(page, this.image),
       words: new Words(page, this.image),
       keys: new Keys(page, this.image),
@@ -225,7 +228,7 @@ class Viewer {
   mapFor(number) {
     const view = this.page.views[number];
     const now = this.page.state.get("map");
-    if (view.maps.some((map) => map.name === now) || (now === ATTENTION && view.attention.length)) return now;
+    if (view.maps.some((map) => map.name === now) || (now === ATTENTION && view.attention.length) || (now === CONTRIBUTIONS && view.contributions)) return now;
     return view.attention.length || !view.maps.length ? ATTENTION : view.maps[0].name;
   }
 
@@ -253,7 +256,7 @@ class Viewer {
       Object.keys(TABS).forEach((name) => {
         const chosen = state.get("tab") === name;
         const tab = document.getElementById(`tab-${name}`);
-        tab.hidden = !(name === "words" ? names : name === "maps" || (name === "keys" && view.features) || view.attention.length);
+        tab.hidden = !(name === "words" ? names : name === "contributions" ? view.contributions : name === "maps" || (name === "keys" && view.features) || view.attention.length);
         if (name === "words") tab.textContent = Object.keys(view.texts).length ? "Words" : "Named tokens";
         tab.setAttribute("aria-selected", String(chosen));
         tab.tabIndex = chosen ? 0 : -1;
@@ -295,6 +298,10 @@ class Viewer {
   choose(tab) {
     const { state, view } = this.page;
     const map = state.get("map");
+    if (tab === "contributions") {
+      state.set({ tab, map: CONTRIBUTIONS });
+      return;
+    }
     const kept = tab === "maps" || (tab === "keys" && map === SIMILARITY) || !view.attention.length;
     state.set({ tab, map: kept ? map : ATTENTION });
   }
@@ -328,6 +335,7 @@ class Viewer {
     const view = page.view;
     return {
       title: view.title,
+      ...(view.contributions && { contributions: this.contributed(view) }),
       query: page.state.get("query"),
       rows: view.attention.flatMap((record) => {
         const token = page.token(view, record.queryLayout);
@@ -335,6 +343,13 @@ class Viewer {
         return Array.from({ length: record.heads }, (_, head) => ({ layer: record.layer, head: record.numbers[head], query: token, error: record.error, weights: Array.from(record.row(head, token), (weight) => Number(weight.toPrecision(6))) }));
       }),
     };
+  }
+
+  // The terms of the score; values of heads are those of their tokens.
+  contributed(view) {
+    const { target, score, layers, rest } = view.contributions;
+    const heads = layers.map((layer) => ({ layer: layer.layer, heads: layer.heads, tokens: Array.from(this.page.arrays[layer.values]), bias: layer.bias }));
+    return { target, score, layers: heads, rest };
   }
 
   saveNumbers() {

@@ -48,7 +48,7 @@ export class Maps {
         "aria-checked": String(chosen),
         tabindex: chosen ? 0 : -1,
         onclick: () => page.state.set({ map: name }),
-        onkeydown: radioKey,
+        onkeydown: (event) => radioKey(event),
       },
       canvas,
       element("span", { class: "name" }, plain(map ? name : name.slice(1), 60)),

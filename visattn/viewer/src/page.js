@@ -7,6 +7,7 @@ import { nameOf, onGrid, places, shapeOf, sizeOf, tokenOf } from "./tokens.js";
 // What the page computes itself; no map of a study begins so.
 export const ATTENTION = "@attention";
 export const SIMILARITY = "@similarity";
+export const CONTRIBUTIONS = "@contributions";
 
 export class Page {
   constructor(facts, arrays, state) {
@@ -131,6 +132,7 @@ export class Page {
       const row = similarities(this.arrays[view.features.values], sizeOf(layout), token);
       return { values: onGrid(layout, row), layout, row, signed: false, digits: 3, title: "cosine similarity", about: `of layer ${view.features.layer}` };
     }
+    if (chosen === CONTRIBUTIONS && view.contributions) return this.#contributed(view);
     if (!view.attention.length) return { missing: "This view has no attention on the image." };
     const row = this.row(view, record, head);
     if (!row) return { missing: `Layer ${record.layer} has no such query.` };
@@ -146,6 +148,44 @@ export class Page {
       title: `${record.layer}, ${record.nameOf(head)}`,
       about: [`attention of ${this.queryName(view, record.queryLayout)}`, frameOf(layout), this.#hiddenSaid(view, record)].filter(Boolean).join(", "),
     };
+  }
+
+  // What each head of an attention call adds to the score, over all tokens.
+  contributionsOf(view, number) {
+    const layer = view.contributions.layers[number];
+    const values = this.arrays[layer.values];
+    const size = values.length / layer.heads;
+    return Array.from({ length: layer.heads }, (_, head) => values.subarray(head * size, (head + 1) * size).reduce((a, b) => a + b, 0));
+  }
+
+  // Whether all layers read the same tokens, so that they sum to one map.
+  allContributions({ contributions }) {
+    return contributions.layers.every((layer) => layer.layout === contributions.layers[0].layout);
+  }
+
+  // The part of the contributions that the image shows: `all`, a layer such as `2`, or a head such as `2.0`.
+  part(view) {
+    const { layers } = view.contributions;
+    const [layer, head] = String(this.state.get("part")).split(".").map(Number);
+    const known = layers[layer] && (head === undefined || head < layers[layer].heads);
+    return known ? this.state.get("part") : this.allContributions(view) ? "all" : "0";
+  }
+
+  // Contributions of the tokens that a part reads.
+  #contributed(view) {
+    const { layers, target } = view.contributions;
+    const part = this.part(view);
+    const [number, head] = part.split(".").map(Number);
+    const chosen = part === "all" ? layers : [layers[number]];
+    const layout = this.layouts[chosen[0].layout];
+    const row = new Float32Array(sizeOf(layout));
+    for (const layer of chosen) {
+      const values = this.arrays[layer.values];
+      const [from, to] = head === undefined ? [0, values.length] : [head * row.length, (head + 1) * row.length];
+      for (let i = from; i < to; i++) row[i % row.length] += values[i];
+    }
+    const title = part === "all" ? "all heads" : chosen[0].layer + (head === undefined ? "" : `, head ${head}`);
+    return { values: onGrid(layout, row), layout, row, signed: true, digits: digitsOf(row), title, about: `direct contribution to ${target}` };
   }
 
   queryName(view, layout) {

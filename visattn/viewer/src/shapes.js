@@ -74,6 +74,9 @@ const VIEW = {
   "classes?": [{ class: "whole", "name?": { maybe: "text" }, probability: "number" }],
   "texts?": { any: "text" },
   "importance?": { maybe: { target: "text", heads: [["number"]] } },
+  "contributions?": {
+    maybe: { target: "text", score: "number", layers: [{ layer: "text", layout: "whole", values: "text", bias: "number" }], rest: [{ tuple: ["text", "number"] }] },
+  },
   "name?": "text",
 };
 const KINDS = ["self", "cross", "pool", "sampled", "channel", "unplaced"];
@@ -124,6 +127,7 @@ export function checkStudy(facts) {
       checkLayout(map.layout, [2]);
       checkProvenance(map.provenance);
     }
+    (view.contributions?.layers ?? []).forEach((layer) => numbered(layer.layout));
     const importance = view.importance?.heads;
     need(!importance || importance.length === view.records.length, `importance must be given for ${view.records.length} records`);
     need((view.classes ?? []).every((one) => one.probability >= 0 && one.probability <= 1), "probabilities must lie in [0, 1]");

@@ -1,6 +1,6 @@
 // What is shown. The part after `#` of the address holds it, so a link opens the same picture.
 
-const TEXTS = ["map", "colormap", "scale", "blend", "ground", "tab", "sort"];
+const TEXTS = ["map", "colormap", "scale", "blend", "ground", "tab", "sort", "part"];
 const NUMBERS = ["view", "record", "opacity", "mass", "compare", "otherRecord", "top", "zoom"];
 const HEADS = ["head", "otherHead"];
 const FLAGS = ["smooth", "pinned", "sinks", "allQueries", "allHeads"];

@@ -38,7 +38,7 @@ export class Words {
             "aria-checked": String(name === chosen),
             tabindex: token === focusable ? 0 : -1,
             onclick: () => page.state.set({ query: { name }, pinned: true }),
-            onkeydown: radioKey,
+            onkeydown: (event) => radioKey(event),
           },
           canvas,
           element("span", { class: "name" }, plain(nameOf(view, record.queryLayout, token), 40)),

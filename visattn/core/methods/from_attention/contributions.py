@@ -128,13 +128,25 @@ def listed(terms: ScoreTerms, parts: Sequence[Contribution]) -> list[tuple[str, 
     rows = list[tuple[str, float]]()
     for term in terms.terms:
         part = of_layer.get(_name(term)) if term.kind == "attention" else None
-        if part is not None:
-            rows.append((f"{part.layer}: patches", float(part.patches.sum())))
-            rows += [(f"{part.layer}: {name}", float(share)) for name, share in zip(part.names, part.tokens.sum(0), strict=True)]
-            rows.append((f"{part.layer}: biases", part.bias))
-        elif term.total:
-            rows.append(({"bias": "biases", "embedding": "embedding"}.get(term.kind, term.layer or "embedding"), term.total))
+        if part is None:
+            rows += _other(term)
+            continue
+        rows.append((f"{part.layer}: patches", float(part.patches.sum())))
+        rows += [(f"{part.layer}: {name}", float(share)) for name, share in zip(part.names, part.tokens.sum(0), strict=True)]
+        rows.append((f"{part.layer}: biases", part.bias))
     return rows
+
+
+def others(terms: ScoreTerms, parts: Sequence[Contribution]) -> list[tuple[str, float]]:
+    """Return the name and the share of every term that is none of these attention calls."""
+    layers = {part.layer for part in parts}
+    return [row for term in terms.terms if term.kind != "attention" or _name(term) not in layers for row in _other(term)]
+
+
+def _other(term: Term) -> list[tuple[str, float]]:
+    """Return the name and the share of a term, unless it is zero."""
+    name = {"bias": "biases", "embedding": "embedding"}.get(term.kind, term.layer or "embedding")
+    return [(name, term.total)] if term.total else []
 
 
 def _shares(record: AttentionRecord, term: Term, dtype: torch.dtype) -> Contribution:
