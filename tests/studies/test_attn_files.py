@@ -91,6 +91,7 @@ def base() -> tuple[Facts, Tensors]:
         "weights": torch.rand(2, 6, 6),
         "cells": torch.randint(6, (2, 6, 3)),
         "shares": torch.rand(2, 6, 3),
+        "shares of heads": torch.randn(2, 6),
         "tokens": torch.randn(6, 8),
         "map": torch.rand(2, 3),
     }
@@ -124,6 +125,12 @@ def base() -> tuple[Facts, Tensors]:
         "classes": [{"class": 3, "name": "cat", "probability": 0.5}],
         "texts": {"word0": "a"},
         "importance": {"target": "cat", "heads": [[0.5, 0.25]] * 3},
+        "contributions": {
+            "target": "cat",
+            "score": 1.5,
+            "layers": [{"layer": "a", "layout": 0, "values": "shares of heads", "bias": 0.5}],
+            "rest": [["embedding", 0.25]],
+        },
         "name": "step 3",
     }
     return {"views": [view]}, tensors
@@ -307,6 +314,14 @@ MUTANTS: dict[str, Callable[[], bytes]] = {
     "importance of too few heads": changed("importance", "heads", [[0.5]] * 3),
     "importance as a number": changed("importance", 3),
     "importance without a target": without("importance", "target"),
+    "contributions of other tokens": tensor("shares of heads", lambda one: one[:, :5].contiguous()),
+    "contributions of no heads": tensor("shares of heads", lambda one: one[:0].contiguous()),
+    "contributions of one axis": tensor("shares of heads", lambda one: one.flatten()),
+    "contributions with NaN": tensor("shares of heads", spot(NAN)),
+    "contributions to no target": without("contributions", "target"),
+    "contributions on a layout that is not there": changed("contributions", "layers", 0, "layout", 9),
+    "contributions of layers as a number": changed("contributions", "layers", 3),
+    "terms without a share": changed("contributions", "rest", [["embedding"]]),
     "name that is a list": changed("name", ["a"]),
     "words that are lists": changed("texts", "word0", ["a"]),
     "unseen with a number": changed("unseen", [["d", 3]]),

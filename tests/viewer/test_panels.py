@@ -289,6 +289,81 @@ def test_heads_are_sorted_by_their_importance_for_the_score(study: Study, opened
     assert f"for {importance.target}" in page.locator("#panel-heads .reading").inner_text()
 
 
+def contributing() -> Study:
+    """Return a study of a ViT that sees a photo with the contributions to one class."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=3, num_classes=5).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape))
+    return visattn.study(model, PHOTO, methods=["contributions"], target=2)
+
+
+def number_in(text: str) -> float:
+    return float(text.rsplit(" ", 1)[-1].replace("\u2212", "-"))
+
+
+def test_contributions_are_python_s(opened: Opened) -> None:
+    made = contributing()
+    found, rows = made[0].contributions, {}
+    assert found is not None
+    page = opened(made)
+    page.locator("#tab-contributions").click()
+    settled(page)
+    for label in page.locator(".terms button").evaluate_all("all => all.map((one) => one.ariaLabel)"):
+        name, _, told = label.partition(": ")
+        rows[name] = number_in(told.partition(",")[0])
+    totals = {layer.layer: layer.values.double().sum(1) for layer in found.layers}
+    for layer in found.layers:
+        assert rows[layer.layer] == pytest.approx(float(totals[layer.layer].sum()) + layer.bias, abs=6e-4)
+        for head, total in enumerate(totals[layer.layer].tolist()):
+            assert rows[f"{layer.layer}, head {head}"] == pytest.approx(total, abs=6e-4)
+    assert rows["all heads"] == pytest.approx(sum(float(total.sum()) for total in totals.values()), abs=6e-4)
+    assert f"{found.target} = " in page.locator("#panel-contributions .reading").inner_text()
+    others = page.locator(".terms .other").all_inner_texts()
+    assert others == [name for name, _ in found.rest]
+    whole = page.locator(".terms .value").all_inner_texts()[-len(others) :]
+    assert [number_in(text) for text in whole] == pytest.approx([share for _, share in found.rest], abs=6e-4)
+    every = sum(rows[layer.layer] for layer in found.layers) + sum(map(number_in, whole))
+    assert every == pytest.approx(found.score, abs=1e-2)
+
+
+def test_a_click_on_a_bar_shows_what_the_head_adds(opened: Opened) -> None:
+    made = contributing()
+    found = made[0].contributions
+    assert found is not None
+    page = opened(made)
+    page.locator("#tab-contributions").click()
+    settled(page)
+    shown = "Array.from(viewer.page.shown().row)"
+    every = torch.stack([layer.values for layer in found.layers]).sum((0, 1))
+    assert torch.allclose(torch.tensor(page.evaluate(shown)), every, atol=1e-5)
+    page.get_by_role("radio", name="blocks.1.attn, head 2").click()
+    settled(page)
+    assert torch.allclose(torch.tensor(page.evaluate(shown)), found.layers[1].values[2], atol=1e-6)
+    assert "head 2" in page.locator(".shown").first.inner_text()
+    page.mouse.click(*on_patch(page, made[0], 1, 2))
+    told = page.locator("figure.image .reading").first.inner_text()
+    assert told.startswith("patch 1,2: ")
+    value = float(found.layers[1].values[2, 1 + 4 + 2])
+    assert float(told.split(": ")[1].split(",")[0].replace("\u2212", "-")) == pytest.approx(value, abs=6e-4)
+    page.get_by_role("radio", name="blocks.1.attn, head 2").press("ArrowLeft")
+    settled(page)
+    assert state(page, "part") == "1.1"
+    link = page.evaluate("viewer.page.state.link")
+    again = opened(made, link=link)
+    assert torch.allclose(torch.tensor(again.evaluate(shown)), found.layers[1].values[1], atol=1e-6)
+    page.locator("#tab-heads").click()
+    settled(page)
+    assert state(page, "map") == "@attention"
+
+
+def test_a_study_without_contributions_has_no_panel_of_them(study: Study, opened: Opened) -> None:
+    page = opened(study, link="tab=contributions&map=@contributions&part=1.2")
+    assert not page.locator("#tab-contributions").is_visible()
+    assert "attention" in page.locator(".shown").first.inner_text()
+
+
 def test_gates_of_a_cnn_are_maps(opened: Opened) -> None:
     torch.manual_seed(0)
     model = timm.create_model("resnet18")

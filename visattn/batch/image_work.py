@@ -197,7 +197,7 @@ def _answered(model: nn.Module, found: Sequence[_Read], work: Work, first: int) 
     explanations = iter(_explained(model, [one.prepared for one in found if isinstance(one.prepared, Prepared)], work.asked))
     answers = [next(explanations) if isinstance(one.prepared, Prepared) else one.prepared for one in found]
     fine = [read.prepared for read, answer in zip(found, answers, strict=True) if isinstance(answer, Explanation)]
-    recordings = iter(_recorded(model, fine, work.asked.seed) if work.wanted.statistics else [None] * len(fine))
+    recordings = iter(_recorded(model, fine, work.asked) if work.wanted.statistics else [None] * len(fine))
     return [
         _whole(model, number, one, answer, next(recordings), work)
         if isinstance(answer, Explanation)
@@ -221,12 +221,13 @@ def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation:
     return explained(model, [prepared], asked.question, seed=asked.seed)[0]
 
 
-def _recorded(model: nn.Module, prepared: Sequence[Any], seed: int) -> Sequence[Recording | VisattnError]:
-    """Record images together; if one of them is at fault, each alone."""
-    found = _attempt(lambda: looked(model, prepared, seed=seed)) if prepared else []
+def _recorded(model: nn.Module, prepared: Sequence[Any], asked: Asked) -> Sequence[Recording | VisattnError]:
+    """Record images together, with the terms of their scores if the method reads them; if one of them is at fault, each alone."""
+    look = partial(looked, model, question=asked.question if "terms" in asked.question.needs else None, seed=asked.seed)
+    found = _attempt(lambda: look(prepared)) if prepared else []
     if not isinstance(found, VisattnError):
         return found
-    return [_attempt(lambda one=one: looked(model, [one], seed=seed)[0]) for one in prepared]  # type: ignore[misc]
+    return [_attempt(lambda one=one: look([one])[0]) for one in prepared]  # type: ignore[misc]
 
 
 def _whole(

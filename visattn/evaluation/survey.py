@@ -17,6 +17,7 @@ from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
 from visattn._support.tables import Row
 from visattn.core.images import image_facts
+from visattn.core.methods.from_attention.contributions import parts_of
 from visattn.core.methods.selection import chain, chain_refusal
 from visattn.core.methods.sinks import attention_received, sink_mass, sinks_of_scores
 from visattn.core.pipeline.inputs import Prepared, prepare
@@ -222,6 +223,7 @@ def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoN
         gates[place, str(gate.role)] = {key: float(value[0]) for key, value in gate.numbers().items()}
     if not kept and not gates:
         raise UnsupportedModel(f"nothing to measure: {_reasons(left_out) or 'no attention and no gates'}. Use another model.")
+    direct = _direct(recording)
     sinks, shares = _sinks(recording)
     layers: dict[str, LayerNumbers] = {}
     ratios, entropies = [], []
@@ -230,6 +232,7 @@ def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoN
         if one.distance is not None and one.uniform_distance:
             heads["distance_of_uniform"] = heads["distance_px"] / one.uniform_distance
             ratios.append(heads["distance_of_uniform"].mean())
+        heads |= direct.get(one.name, {})
         entropies.append(heads["entropy"].mean())
         apart = head_divergence(kept, layer=one.layer, call=one.call)[0]
         count = len(apart)
@@ -256,6 +259,18 @@ def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoN
         "notes": "; ".join(source.notes),
     }
     return PhotoNumbers(row, layers, gates, left_out, prepared.noted(recording.provenance))
+
+
+def _direct(recording: Recording) -> dict[str, dict[str, Array]]:
+    """Return the direct contributions of each head to the score whose terms were recorded, by layer."""
+    if recording.terms is None:
+        return {}
+    _, parts = parts_of(recording)
+    patches = {part.layer: part.patches.sum(1) for part in parts}
+    return {
+        part.layer: {"direct": _array(patches[part.layer] + part.tokens.sum(1)), "direct_through_patches": _array(patches[part.layer])}
+        for part in parts
+    }
 
 
 def _with_distributions(recording: Recording) -> tuple[Recording, list[tuple[str, str]]]:

@@ -90,7 +90,8 @@ def looked(
         recordings = together.recorded_together(model, some, question) if len(some) > 1 and not values else None
         return recordings or [_recorded_alone(model, one, question, values) for one in some]
 
-    return by_size(run, [replace(photo, seed=seed) for photo in prepared])
+    alone_each = question is not None and question.runs_alone
+    return by_size(run, [replace(photo, seed=seed) for photo in prepared], each=alone_each)
 
 
 def _recorded_alone(model: nn.Module, prepared: Prepared, question: Question | None, values: bool) -> Recording:

@@ -43,13 +43,13 @@ class AttentionRecord:
             operator has a `key_index`; None if they were not kept. `Recording.values` brings them into the order of `keys`.
         output_weight: `(D, heads * d)` weight of the output projection, including the block's layer scale. None if the projection
             does not follow directly or values were not kept.
-        output: `(B, heads, Q, d)` result of the model's own kernel, with an axis of blocks after the heads if the operator has a
-            `query_index`; None if outputs were not kept.
         residual: `(B, Q, D)` input of the residual connection around the attention, in the order of `queries`. None if it is not
             known or values were not kept.
         follows: Layer and call of the last attention whose result reached this one; ("", 0) for none, None if not traced.
         reason: Why the attention cannot be mapped onto the image; None if it can.
         source: Tensor from which gradients are computed, if captured with `capture(model, gradients=True)`.
+        output: `(B, heads, Q, d)` result of the model's own kernel, with an axis of blocks after the heads if the operator has a
+            `query_index`; None if outputs were not kept.
     """
 
     layer: str
@@ -61,11 +61,11 @@ class AttentionRecord:
     keys: TokenLayout
     value: Tensor | None = None
     output_weight: Tensor | None = None
-    output: Tensor | None = None
     residual: Tensor | None = None
     follows: tuple[str, int] | None = None
     reason: str | None = None
     source: Source | None = None
+    output: Tensor | None = None
 
     __repr__ = brief
 
