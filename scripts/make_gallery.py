@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
+from gallery.contributions import contribution_pictures
 from gallery.even import even_sheet
 from gallery.film import film_picture, walk_picture
 from gallery.house import house
@@ -121,7 +122,7 @@ def main() -> None:
     _save("sampled", sampled_sheet())
     _save("viewer", viewer_screen(model))
     viewer_film(model, FOLDER / "viewer.webp")
-    for name, picture in (mechanism_pictures() | network_pictures() | space_pictures()).items():
+    for name, picture in (mechanism_pictures() | network_pictures() | space_pictures() | contribution_pictures()).items():
         _save(name, picture)
     film_picture(model, FOLDER / "film.webp")
     walk_picture(model, FOLDER / "walk.webp")
