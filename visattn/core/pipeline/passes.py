@@ -127,7 +127,7 @@ def one_pass(
                     with callers_modes():
                         score = structure.layer_scores(model, recording, output, resolved.score, pixels, again)
                 else:
-                    with summing.frozen_norms() if terms else nullcontext():
+                    with summing.frozen_norms(recording) if terms else nullcontext():
                         score = _of_each(resolved.score(output), len(pixels))
             graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -16,11 +17,12 @@ from visattn.core.capturing.linear.frozen import FrozenNorms
 from visattn.core.capturing.linear.mode import OtherOperations
 from visattn.core.families import describe
 from visattn.core.methods.from_attention.contributions import refusal
+from visattn.core.methods.selection import NOTHING
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.passes import answer_of, as_the_model
 from visattn.core.records import Recording
-from visattn.errors import VisattnError
+from visattn.errors import NoAttentionCaptured, VisattnError
 
 T = TypeVar("T")
 
@@ -58,9 +60,13 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
     return recording, output
 
 
-def frozen_norms() -> AbstractContextManager[object]:
-    """Return a context in which normalizations that a score does itself are linear too."""
-    return FrozenNorms()
+@contextmanager
+def frozen_norms(recording: Recording) -> Iterator[None]:
+    """Freeze the normalizations that a score does itself, inside the `with` block, and name them in the terms of a recording."""
+    with FrozenNorms() as norms:
+        yield
+    if norms.ran and recording.terms is not None:
+        recording.terms = replace(recording.terms, frozen=(*recording.terms.frozen, "the length of the embedding in the target"))
 
 
 def terms_refusal(model: nn.Module, prepared: Prepared) -> str | None:
@@ -68,10 +74,10 @@ def terms_refusal(model: nn.Module, prepared: Prepared) -> str | None:
     with evaluating(model, frozen=True):
         try:
             recording, output = with_terms(model, lambda: answer_of(model, as_the_model(model, prepared.pixels), prepared))
+        except NoAttentionCaptured:
+            return NOTHING
         except VisattnError as error:
             return str(error)
-        if not len(recording):
-            return refusal(recording)
         numbers = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not numbers:
             return "the output does not depend on the image through layers that are linear."

@@ -13,7 +13,13 @@ from visattn.core.capturing.trace.operations import operation_of
 
 
 class FrozenNorms(TorchFunctionMode):
-    """Function mode in which the statistics of normalizations are numbers."""
+    """Function mode in which the statistics of normalizations are numbers.
+
+    Attributes:
+        ran: Whether there were any.
+    """
+
+    ran = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -21,6 +27,7 @@ class FrozenNorms(TorchFunctionMode):
         """Run a function of PyTorch; PyTorch calls this method instead of the function."""
         operation, out = operation_of(func), func(*args, **kwargs or {})
         if operation.own and operation.name in _NORMS and out.requires_grad:
+            self.ran = True
             return norm(operation.name, args, kwargs or {}, out)
         return out
 

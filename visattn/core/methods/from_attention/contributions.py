@@ -224,14 +224,16 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
     """Return why a score is not a sum of direct contributions, or None if it is."""
     scale = terms.absolute
     for term in terms.terms:
-        if term.hides and abs(term.total) > 1e-12 * scale:
+        if term.hides and (abs(term.total) > 1e-12 * scale or not scale):
             return (
                 f"the score passes through {term.operation} in {named(term.layer)}, which is not linear and has no way around it, so "
                 f"{term.hides[0]} has no direct contribution. Use method 'relevance'."
             )
+    if not scale:
+        return "the score is zero and depends on nothing; a new classification head may be all zeros."
     if terms.half:
         return "in half precision, terms do not add up to the score. Use the model in float32."
-    if scale and abs(terms.difference) > _EXACT * scale:
+    if abs(terms.difference) > _EXACT * scale:
         return (
             f"the score {terms.score:.4g} is not the sum of its terms ({terms.sum:.4g}), as it is no linear function of the output. Use a "
             f"logit or a sum of logits as target ({option('target_space', 'logit')})."
