@@ -50,7 +50,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models; by default all")
     parser.add_argument("--library", action="append", choices=list(CASES), help="only the models of this library")
-    parser.add_argument("--write-docs", action="store_true", help="write the tables to docs/contributions.md and the files beside it")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write the tables to docs/contributions.md and the files beside it"
+    )
     options = parser.parse_args()
     if options.write_docs and (options.names or options.library):
         parser.error("--write-docs needs all models")
@@ -120,7 +122,8 @@ def of_open_clip(name: str) -> tuple[nn.Module, Run]:
     def run(dtype: torch.dtype) -> Tensor:
         out = model(**_first(inputs, dtype))
         image, text = (out["image_features"], out["text_features"]) if isinstance(out, dict) else out[:2]
-        return (image[0] * text[0]).sum()
+        product: Tensor = image[0] * text[0]
+        return product.sum()
 
     return model, run
 
@@ -128,7 +131,9 @@ def of_open_clip(name: str) -> tuple[nn.Module, Run]:
 def _first(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return the first image of a batch and what belongs to it."""
     images = {name: value[:1] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    return {name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value for name, value in images.items()}
+    return {
+        name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value for name, value in images.items()
+    }
 
 
 CASES: dict[str, tuple[Sequence[str], Callable[[str], tuple[nn.Module, Run]]]] = {
@@ -139,7 +144,16 @@ CASES: dict[str, tuple[Sequence[str], Callable[[str], tuple[nn.Module, Run]]]] =
         of_transformers,
     ),
     "open_clip": (
-        ["ViT-B-32", "ViT-B-16-quickgelu", "ViT-B-16-SigLIP", "EVA02-B-16", "PE-Core-T-16-384", "ViTamin-S", "MobileCLIP-B", "coca_ViT-B-32"],
+        [
+            "ViT-B-32",
+            "ViT-B-16-quickgelu",
+            "ViT-B-16-SigLIP",
+            "EVA02-B-16",
+            "PE-Core-T-16-384",
+            "ViTamin-S",
+            "MobileCLIP-B",
+            "coca_ViT-B-32",
+        ],
         of_open_clip,
     ),
 }
@@ -147,7 +161,8 @@ CASES: dict[str, tuple[Sequence[str], Callable[[str], tuple[nn.Module, Run]]]] =
 
 def examined(model: nn.Module, run: Run) -> tuple[Row, list[str]]:
     """Return the row of a model, and what is wrong with it."""
-    row, faults = dict.fromkeys(COLUMNS, ""), list[str]()
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    faults = list[str]()
     for dtype, bound in BOUNDS.items():
         model.to(dtype).requires_grad_(requires_grad=False)
         title = str(dtype).removeprefix("torch.")
@@ -203,7 +218,7 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor], terms: ScoreTerm
 
         return hook
 
-    def settle(module: nn.LayerNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:  # noqa: ARG001 - of a hook
+    def settle(module: nn.LayerNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         (x,) = args
         deviation = (x.var(-1, correction=0, keepdim=True) + module.eps).sqrt().detach()
         normal = (x - x.mean(-1, keepdim=True)) / deviation
@@ -214,13 +229,15 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor], terms: ScoreTerm
         for name in branches:
             stack.callback(modules[name].register_forward_hook(leaf(name)).remove)
         for name in frozen:
-            stack.callback(modules[name].register_forward_hook(settle).remove)  # type: ignore[arg-type]
+            stack.callback(modules[name].register_forward_hook(settle).remove)
         found = score()
     if not found.requires_grad:
         return 0, 0.0
     names = list(leaves)
     slopes = torch.autograd.grad(found, [leaves[name] for name in names], allow_unused=True)
-    shares = {name: 0.0 if slope is None else float((slope * leaves[name]).sum()) for name, slope in zip(names, slopes, strict=True)}
+    shares = {
+        name: 0.0 if slope is None else float((slope * leaves[name]).sum()) for name, slope in zip(names, slopes, strict=True)
+    }
     return len(shares), max((abs(shares[name] - branches[name].total) for name in names), default=0.0)
 
 

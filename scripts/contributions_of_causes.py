@@ -55,7 +55,9 @@ class Scene(NamedTuple):
 def main() -> int:
     """Measure, print the table, and write it to the page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenes", type=int, default=SCENES, help="number of scenes of each cause; those with twice the same value drop out")
+    parser.add_argument(
+        "--scenes", type=int, default=SCENES, help="number of scenes of each cause; those with twice the same value drop out"
+    )
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CAUSES), metavar="CAUSE,CAUSE")
     parser.add_argument("--write-docs", action="store_true", help=f"write the table to docs/{DOCS.name}")
     options = parser.parse_args()
@@ -93,7 +95,9 @@ def scenes_of(cause: Cause, count: int) -> list[Scene]:
 
 def measured(model: nn.Module, stranger: nn.Module, scenes: list[Scene]) -> Row:
     """Return the row of a network."""
-    numbers: dict[str, list[float]] = {name: [] for name in ("area", "own", "shifted", "another", "direct", "falls", "falls there")}
+    numbers: dict[str, list[float]] = {
+        name: [] for name in ("area", "own", "shifted", "another", "direct", "falls", "falls there")
+    }
     for number, scene in enumerate(scenes):
         target: dict[str, Any] = {"target": scene.value, "versus": scene.other}
         for name, network in (("own", model), ("another", stranger)):

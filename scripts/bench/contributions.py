@@ -97,7 +97,9 @@ def by_hooks(model: Any, both: list[Prepared]) -> list[float]:  # noqa: ANN401 -
         for start in range(0, heads, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, heads))
 
-            def change(_module: nn.Module, args: tuple[Tensor], theirs: Tensor = theirs, numbers: range = numbers) -> tuple[Tensor]:
+            def change(
+                _module: nn.Module, args: tuple[Tensor], theirs: Tensor = theirs, numbers: range = numbers
+            ) -> tuple[Tensor]:
                 own = args[0].clone()
                 for image, head in enumerate(numbers):
                     own[image, :, head * width : (head + 1) * width] = theirs[0, :, head * width : (head + 1) * width]

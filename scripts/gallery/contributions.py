@@ -21,7 +21,12 @@ PANEL = 224
 
 def contribution_pictures() -> dict[str, Image.Image]:
     """Return the pictures by name."""
-    return {"contributions": _contributions(), "contributing_heads": _heads(), "patching": _patching(), "patched_heads": _patched_heads()}
+    return {
+        "contributions": _contributions(),
+        "contributing_heads": _heads(),
+        "patching": _patching(),
+        "patched_heads": _patched_heads(),
+    }
 
 
 def _contributions() -> Image.Image:

@@ -18,9 +18,10 @@ from visattn.errors import LayoutError, OptionError, ShapeError
 
 def vit() -> nn.Module:
     torch.manual_seed(0)
-    return timm.models.vision_transformer.VisionTransformer(
+    model: nn.Module = timm.models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=3, num_classes=5, reg_tokens=1
-    ).eval()
+    )
+    return model.eval()
 
 
 def images(count: int, seed: int, side: int = 32) -> Tensor:

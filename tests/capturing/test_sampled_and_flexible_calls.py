@@ -145,7 +145,7 @@ def test_only_what_weights_are_computed_from_is_kept_by_default(kind: str) -> No
     call.keep()
     for source, copied in zip(call.sources(), before, strict=True):
         assert torch.equal(source, copied)
-    assert (call.out, hasattr(call, "value"), getattr(call, "_operand", None), getattr(call, "scored", None)) == (
+    assert (call.out, hasattr(call, "value"), getattr(call, "operand", None), getattr(call, "scored", None)) == (
         *(None, False),
         *(None, None),
     )

@@ -1,7 +1,7 @@
 """Terms of a score, against small transformers that are run again with one branch left out and the statistics of the plain run.
 
-These transformers are written out, so that the second run can keep the statistics of its norms, the weights of its pooling and the values of
-its gates. The result is then linear in the branches, and a term is what its branch changes.
+These transformers are written out, so that the second run can keep the statistics of its norms, the weights of its pooling and the values
+of its gates. The result is then linear in the branches, and a term is what its branch changes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class Small(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, 1, 1), nn.ReLU()) if stem else nn.Identity()
         self.patches = nn.Conv2d(6 if stem else 3, WIDTH, 4, 4)
         self.registers = registers + 1
-        self.cls, self.places = nn.Parameter(torch.randn(1, registers + 1, WIDTH)), nn.Parameter(torch.randn(1, CELLS + registers + 1, WIDTH))
+        self.cls, self.places = (
+            nn.Parameter(torch.randn(1, registers + 1, WIDTH)),
+            nn.Parameter(torch.randn(1, CELLS + registers + 1, WIDTH)),
+        )
         self.blocks = nn.ModuleList(Block(self.scaled, gate, mlp) for _ in range(DEPTH))
         self.local = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
         self.query, self.pool = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.Linear(WIDTH, 2 * WIDTH)
@@ -121,7 +124,11 @@ class Small(nn.Module):
         if readout == "pool":
             key, value = self.pool(x).chunk(2, -1)
             weights = self.keep("pool", (self.query @ key.mT * WIDTH**-0.5).softmax(-1)) if self.kept is not None else None
-            read = F.scaled_dot_product_attention(self.query.expand(len(x), -1, -1), key, value) if weights is None else weights @ value
+            read = (
+                F.scaled_dot_product_attention(self.query.expand(len(x), -1, -1), key, value)
+                if weights is None
+                else weights @ value
+            )
             self.keep("pool", (self.query @ key.mT * WIDTH**-0.5).softmax(-1))
             read = read[:, 0]
         else:
@@ -133,14 +140,26 @@ class Small(nn.Module):
         return self.head(read)  # type: ignore[no-any-return]
 
 
+def changeable(kind: type) -> Any:
+    """Return a class whose methods are exchanged for a while."""
+    return kind
+
+
 class Block(nn.Module):
+    attn: Any
+    mlp: Any
+
     def __init__(self, scaled: bool, gate: str, mlp: str) -> None:
         super().__init__()
         self.attn = nn.Module()
         self.attn.qkv, self.attn.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.attn.gate = nn.Linear(WIDTH, WIDTH if gate == "attention" else 1)
         self.mlp = nn.Module()
-        self.mlp.first, self.mlp.second, self.mlp.third = nn.Linear(WIDTH, 20), nn.Linear(WIDTH if mlp == "gated" else 20, 20), nn.Linear(20, WIDTH)
+        self.mlp.first, self.mlp.second, self.mlp.third = (
+            nn.Linear(WIDTH, 20),
+            nn.Linear(WIDTH if mlp == "gated" else 20, 20),
+            nn.Linear(20, WIDTH),
+        )
         self.scales = [torch.rand(WIDTH) + 0.5 if scaled else torch.ones(WIDTH) for _ in range(2)]
         self.first, self.second = (nn.Parameter(scale) for scale in self.scales)
         self.gate, self.kind, self.scaled = gate, mlp, scaled
@@ -214,12 +233,12 @@ class _Frozen:
             return value
 
         try:
-            Small.branch = note  # type: ignore[method-assign]
+            changeable(Small).branch = note
             model(images)
-            Small.branch = lambda _, name, value: torch.zeros_like(value) if name == self.name else outputs[name]  # type: ignore[method-assign, assignment, misc]
+            changeable(Small).branch = lambda _, name, value: torch.zeros_like(value) if name == self.name else outputs[name]
             result: Tensor = model(images)
         finally:
-            Small.branch = own  # type: ignore[method-assign]
+            changeable(Small).branch = own
         return result
 
 
@@ -269,13 +288,13 @@ def test_shares_of_patches_are_those_of_loops(form: str) -> None:
     """`A_ij (v_j . g_i)` in loops, where `g_i` is how the score changes with the head's output, from the change of one number at a time."""
     model, images = made(form)
     _, parts = terms_of(model, images)
-    slopes, weights, values = _by_differences(model, images)
+    gradients, weights, values = _by_differences(model, images)
     for number, part in enumerate(parts):
         prefix = len(part.names)
         for head in range(HEADS):
             for key in range(CELLS + prefix):
                 share = sum(
-                    float(weights[number][head, query, key]) * float(values[number][head, key] @ slopes[number][head, query])
+                    float(weights[number][head, query, key]) * float(values[number][head, key] @ gradients[number][head, query])
                     for query in range(CELLS + prefix)
                 )
                 known = part.tokens[head, key] if key < prefix else part.patches[head, key - prefix]
@@ -283,7 +302,7 @@ def test_shares_of_patches_are_those_of_loops(form: str) -> None:
 
 
 def _by_differences(model: Small, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return slopes, weights and values of each attention, `(heads, tokens, ...)`, with all that is not attention kept."""
+    """Return gradients, weights and values of each attention, `(heads, tokens, ...)`, with all that is not attention kept."""
     with torch.no_grad():
         model(images)
         model.kept = dict(model.seen)
@@ -295,35 +314,33 @@ def _by_differences(model: Small, images: Tensor) -> tuple[list[Tensor], list[Te
             outputs[name] = value
             return value
 
-        Small.branch = note  # type: ignore[method-assign]
-        for number, block in enumerate(model.blocks):
-            block.number = number
+        changeable(Small).branch = note
         try:
-            Block.attention = _noting(calls)  # type: ignore[method-assign]
+            changeable(Block).attention = _noting(calls)
             model(images)
-            slopes = []
+            gradients = []
             for number in range(DEPTH):
                 shape = calls[number][2].shape
-                slope = torch.zeros(shape, dtype=torch.float64)
+                gradient = torch.zeros(shape, dtype=torch.float64)
                 for index in torch.cartesian_prod(*map(torch.arange, shape)).tolist():
                     ends = []
                     for step in (0.5, -0.5):
                         changed = calls[number][2].clone()
                         changed[tuple(index)] += step
                         name = f"blocks.{number}.attn"
-                        block = model.blocks[number]
+                        block: Any = model.blocks[number]
                         mixed = changed.transpose(0, 1).flatten(1)[None]
                         if block.gate:
                             mixed = mixed * model.kept[f"{name} gate"]
                         replaced = block.attn.proj(mixed) * (block.first if block.scaled else 1)
                         fixed = outputs | {name: replaced}
-                        Small.branch = lambda _, name, value, fixed=fixed: fixed[name]  # type: ignore[method-assign, assignment, misc]
+                        changeable(Small).branch = lambda _, name, value, fixed=fixed: fixed[name]
                         ends.append(float(model(images)[0, 2]))
-                    slope[tuple(index)] = ends[0] - ends[1]
-                slopes.append(slope)
+                    gradient[tuple(index)] = ends[0] - ends[1]
+                gradients.append(gradient)
         finally:
-            Block.attention, Small.branch, model.kept = attend, own, None  # type: ignore[method-assign]
-    return slopes, [weights for weights, _, _ in calls], [value for _, value, _ in calls]
+            changeable(Block).attention, changeable(Small).branch, model.kept = attend, own, None
+    return gradients, [weights for weights, _, _ in calls], [value for _, value, _ in calls]
 
 
 def _noting(calls: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
@@ -350,7 +367,9 @@ class Ending(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         out: Tensor = self.small(images)
-        return {"tanh": torch.tanh, "softmax": lambda x: x.softmax(-1), "square": lambda x: x * x}[self.what](out)  # type: ignore[no-untyped-call]
+        if self.what == "tanh":
+            return out.tanh()
+        return out.softmax(-1) if self.what == "softmax" else out * out
 
 
 @pytest.mark.parametrize("what", ["tanh", "softmax", "square"])

@@ -267,7 +267,7 @@ def test_gradient_operand_of_a_product_is_kept_only_with_its_graph() -> None:
     for wanted, graph in ((True, True), (True, False), (False, True), (False, False)):
         call, weights, _ = written_out()
         call.keep(wanted, graph=graph)
-        assert (call._operand is weights) == (wanted and graph)
+        assert (call.operand is weights) == (wanted and graph)
         assert (call.weights is None) == (not wanted)
 
 

@@ -22,7 +22,7 @@ HEADS, DEPTH = 3, 3
 @cache
 def vit() -> nn.Module:
     torch.manual_seed(0)
-    model = timm.models.vision_transformer.VisionTransformer(
+    model: nn.Module = timm.models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=24, depth=DEPTH, num_heads=HEADS, num_classes=5, init_values=0.5
     )
     with torch.no_grad():

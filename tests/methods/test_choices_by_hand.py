@@ -11,7 +11,7 @@ from torch import Tensor
 from tests import tiny
 from visattn.core.methods.from_attention.attention import attention
 from visattn.core.methods.from_attention.gradients import attention_gradient
-from visattn.core.methods.from_attention.relevance import _normalized
+from visattn.core.methods.from_attention.relevance_of_sets import _normalized
 from visattn.core.methods.from_attention.transition import _gradient_rows
 from visattn.core.methods.queries import members_asked, token_of, weights_of
 from visattn.core.methods.selection import advice, chain, chain_refusal, spatial_refusal

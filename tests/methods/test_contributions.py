@@ -108,7 +108,11 @@ def test_half_precision_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"layer": 3}, r"must lie in \[-3, 2\]"), ({"head": 3}, r"must lie in \[-3, 2\]"), ({"layer": "patch_embed"}, "patch_embed")],
+    [
+        ({"layer": 3}, r"must lie in \[-3, 2\]"),
+        ({"head": 3}, r"must lie in \[-3, 2\]"),
+        ({"layer": "patch_embed"}, "patch_embed"),
+    ],
 )
 def test_layers_and_heads_that_are_not_there(given: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
@@ -136,7 +140,7 @@ class Bottleneck(nn.Module):
 def test_an_activation_behind_attention_is_named(post: bool) -> None:
     torch.manual_seed(0)
     model = Bottleneck(post=post).eval()
-    with pytest.raises(OptionError, match="the score passes through relu in .*so .* has no direct contribution"):
+    with pytest.raises(OptionError, match=r"the score passes through relu in .*so .* has no direct contribution"):
         visattn.explain(model, Image.new("RGB", (64, 64), "red"), method="contributions", target=1, img_size=64)
 
 
@@ -171,7 +175,12 @@ def test_statistics_of_a_batch_have_the_contributions_of_its_heads(run: Run, tmp
     known = head_effects("scenes_vit", [folder / f"{number}.png" for number in range(3)], target=3).rows()
     for row, expected in zip(rows, known, strict=False):
         assert (row["layer"], int(row["head"])) == (expected["layer"], expected["head"])
-        for column, name in (("direct", "direct"), ("direct_low", "low"), ("direct_high", "high"), ("direct_through_patches", "through_patches")):
+        for column, name in (
+            ("direct", "direct"),
+            ("direct_low", "low"),
+            ("direct_high", "high"),
+            ("direct_through_patches", "through_patches"),
+        ):
             assert float(row[column]) == pytest.approx(expected[name], abs=1e-4)
 
 
@@ -182,7 +191,7 @@ def test_heads_of_another_photo_in_the_shell(run: Run, tmp_path: Path) -> None:
     assert heads == [(f"blocks.{block}.attn", head) for block in range(4) for head in range(4)]
     for more in ((), ("--contributions",)):
         page = tmp_path / f"page{len(more)}.png"
-        code, _, err = run(*(more and (*asked[:4], *more) or asked), "-o", page)
+        code, _, err = run(*((more and (*asked[:4], *more)) or asked), "-o", page)
         assert code == 0, err
         with Image.open(page) as picture:
             assert picture.width > 300

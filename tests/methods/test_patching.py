@@ -46,7 +46,9 @@ def photos(model: Any) -> list[Image.Image]:
 
 
 @torch.no_grad()
-def by_hooks(model: Any, name: str, block: int, change: Callable[[Tensor, Tensor, int], None], count: int, at_once: int) -> list[float]:
+def by_hooks(
+    model: Any, name: str, block: int, change: Callable[[Tensor, Tensor, int], None], count: int, at_once: int
+) -> list[float]:
     """Return the score for each part: `change(own, theirs, number)` puts part `number` of theirs, `(N, D)`, into own."""
     projection = model.blocks[block].get_submodule(MODELS[name][2])
     pixels, other = (prepare(photo, model).pixels for photo in photos(model))
@@ -112,7 +114,9 @@ def test_heads_equal_hooks(name: str) -> None:
         width = own.shape[-1] // heads
         own[:, number * width : (number + 1) * width] = theirs[:, number * width : (number + 1) * width]
 
-    expected = [each for block in range(len(model.blocks)) for each in by_hooks(model, name, block, head, heads, replacing.AT_ONCE)]
+    expected = [
+        each for block in range(len(model.blocks)) for each in by_hooks(model, name, block, head, heads, replacing.AT_ONCE)
+    ]
     assert list(found.shares.values()) == [(each - score) / (of_donor - score) for each in expected]
     assert [row["change"] for row in found.rows()] == pytest.approx([each - score for each in expected])
 
@@ -145,7 +149,7 @@ def test_the_same_photo_has_no_difference() -> None:
 def test_a_donor_is_needed_and_named(tmp_path: Any) -> None:
     model = built("ViT")
     image, donor = photos(model)
-    with pytest.raises(OptionError, match="method 'patching' needs donor. For example: donor='other.jpg'."):
+    with pytest.raises(OptionError, match=r"method 'patching' needs donor\. For example: donor='other.jpg'"):
         visattn.explain(model, image, method="patching", target=TARGET)
     donor.save(tmp_path / "clean.png")
     found = visattn.explain(model, image, method="patching", target=TARGET, donor=tmp_path / "clean.png")

@@ -17,7 +17,7 @@ from tests.oracles.maps import Array, array
 from tests.oracles.methods import AttentionCall
 from visattn.core import methods
 from visattn.core.geometry import Box
-from visattn.core.methods.from_attention import relevance
+from visattn.core.methods.from_attention import relevance_of_sets
 from visattn.core.operators import MatrixGradient, SoftmaxOperator
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 
@@ -121,7 +121,7 @@ def test_relevance_of_objects_from_a_layer(start: int) -> None:
 def test_rows_are_normalized_by_their_own_sum_and_rows_without_relevance_stay() -> None:
     rest = torch.tensor([[0.0, 0.0, 0.0], [0.25, 0.0, 0.75], [2.0, 1.0, 1.0]])
     expected = torch.eye(3) + torch.tensor([[0.0, 0.0, 0.0], [0.25, 0.0, 0.75], [0.5, 0.25, 0.25]])
-    torch.testing.assert_close(relevance._normalized(torch.eye(3) + rest), expected)
+    torch.testing.assert_close(relevance_of_sets._normalized(torch.eye(3) + rest), expected)
 
 
 def test_object_is_chosen_by_its_number() -> None:

@@ -48,7 +48,9 @@ def recovered(image: Path, options: dict[str, Any]) -> tuple[PatchedHeads, Calla
 
     def page() -> Image.Image:
         name = found.provenance.parameters["donor"]
-        notes = (f"Score {found.score:.4g}, of {name} {found.of_donor:.4g}: share of the difference that follows each head of {name}.",)
+        notes = (
+            f"Score {found.score:.4g}, of {name} {found.of_donor:.4g}: share of the difference that follows each head of {name}.",
+        )
         return head_table(found.shares, meaning="recovered share", title=found.provenance.title, notes=notes)
 
     return found, page

@@ -75,7 +75,7 @@ _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as t
     "--from",
     "donor",
     type=click.Path(path_type=Path),
-    help="Put the output of each head for this photo in the place of its output for IMAGE, and print which share of the difference between "
+    help="Use the output of each head for this photo instead of its output for IMAGE, and print which share of the difference between "
     "the scores of --target follows; with -o, write CSV, or a PNG.",
 )
 @target_options

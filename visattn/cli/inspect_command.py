@@ -195,7 +195,7 @@ def _draw(net: Any, prepared: Any, targets: Mapping[str, Path | None], as_json: 
 
 
 def _applies(method: Method, net: Any, prepared: Prepared, recording: Recording) -> str:  # noqa: ANN401 - of torch, which loads late
-    from visattn.core.pipeline.summing import terms_refusal
+    from visattn.core.pipeline.summable import terms_refusal
 
     if reason := terms_refusal(net, prepared) if "terms" in method.needs else method.accepts(recording):
         return reason

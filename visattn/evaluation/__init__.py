@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         shifted_copies as shifted_copies,
         smooth_random as smooth_random,
     )
-    from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
     from visattn.evaluation.effects_of_heads import HeadEffects as HeadEffects, head_effects as head_effects
+    from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
     from visattn.evaluation.heads import (
         HeadStatistics as HeadStatistics,
         head_divergence as head_divergence,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         lift as lift,
         pointing_game as pointing_game,
     )
-    from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
+    from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
     from visattn.evaluation.specialization import (
         NULL_DRAWS as NULL_DRAWS,
         HeadScores as HeadScores,

@@ -43,7 +43,8 @@ class HeadEffects:
         direct: `(photos, heads)` direct contribution of each head, through all tokens, without biases.
         patches: `(photos, heads)` the part of it through patches.
         zeroed: `(photos, heads)` score less the score when the head's output is zero.
-        averaged: `(photos, heads)` score less the score when the head's output is its mean over the photos, token by token; None for one photo.
+        averaged: `(photos, heads)` score less the score when the head's output is its mean over the photos, token by token; None for
+            one photo.
         others: Name and `(photos,)` of each term that is no head: MLPs, embedding and biases.
         scores: `(photos,)` the scores.
         provenance: Model, preprocessing and target.
@@ -119,9 +120,9 @@ def head_effects(
 ) -> HeadEffects:
     """Measure the effect of every attention head on a score, over one or more photos.
 
-    A direct contribution is what the head itself adds to the score, see `visattn.methods.contributions`. The loss without a head also counts
-    what later layers make of its output. The model runs once for each layer and photo with as many copies of the photo as the layer has
-    heads, one head left out in each, and once more with mean outputs if there are several photos.
+    A direct contribution is what the head itself adds to the score, see `visattn.methods.contributions`. The loss without a head also
+    counts what later layers make of its output. For each layer and photo the model sees copies of the photo, with one head left out in
+    each, and once more with mean outputs if there are several photos.
 
     Args:
         model: Name of a timm model, or a model.
@@ -140,8 +141,8 @@ def head_effects(
         VisattnError: Any error of `visattn.explain`.
 
     Reference:
-        Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; McGrath et al., "The Hydra Effect", 2023, arXiv:2307.15771,
-        for heads that others make up for.
+        Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; for heads that others make up for, McGrath et al., "The
+        Hydra Effect", 2023, arXiv:2307.15771.
     """
     asked = asked_of("contributions", target, options, seed)
     bare, notes = model_of(model, asked.how, weights=weights, seed=seed, device=device)
@@ -150,7 +151,9 @@ def head_effects(
     found = [_of_photo(bare, photo, asked.question.target) for photo in photos]
     first = found[0]
     if any(one.heads != first.heads for one in found):
-        raise OptionError("the photos differ in the layers that the score depends on. Pass photos that the model sees at one size.")
+        raise OptionError(
+            "the photos differ in the layers that the score depends on. Pass photos that the model sees at one size."
+        )
     means = _means(bare, photos, first.layers) if len(found) > 1 else {}
     zeroed = [_losses(bare, one, {}) for one in found]
     averaged = [_losses(bare, one, means) for one in found] if means else None

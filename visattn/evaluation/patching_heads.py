@@ -51,7 +51,8 @@ class PatchedHeads:
         """Return a row for each head, in the order of the layers; `change` is in the units of the score."""
         rise = self.of_donor - self.score
         return [
-            {"layer": layer, "head": head, "recovered": share, "change": share * rise} for (layer, head), share in self.shares.items()
+            {"layer": layer, "head": head, "recovered": share, "change": share * rise}
+            for (layer, head), share in self.shares.items()
         ]
 
 
@@ -69,7 +70,7 @@ def patched_heads(
     device: str | torch.device = "cpu",
     **options: Any,  # noqa: ANN401 - of the target and the preprocessing
 ) -> PatchedHeads:
-    """Put the output of each attention head for another photo in the place of its output for a photo, one head after the other.
+    """Replace the output of each attention head by its output for another photo, one head after the other.
 
     `visattn.methods.patching` does the same for each patch.
 

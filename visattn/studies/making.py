@@ -177,7 +177,8 @@ def _contributions(model: nn.Module, prepared: Prepared, target: Target, passes:
     terms, parts = parts_of(passed.recording)
     assert passed.resolved is not None and terms.score is not None  # noqa: S101, PT018 - there is a target
     layers = tuple(
-        LayerContributions(part.layer, part.layout, torch.cat([part.tokens, part.patches], 1).float(), part.bias) for part in parts
+        LayerContributions(part.layer, part.layout, torch.cat([part.tokens, part.patches], 1).float(), part.bias)
+        for part in parts
     )
     return Contributions(passed.resolved.texts[0].partition(" = ")[0], terms.score, layers, tuple(others(terms, parts)))
 

@@ -57,10 +57,10 @@ PART = Part(
     "Contributions",
     rows,
     protocol=(
-        f"`explain(method='contributions')` against the plain forward pass, one photo, random weights, {ROUNDS} rounds that alternate after one. "
-        "It runs the model twice and goes backward once, in double precision for the heads. Memory: growth of a process in one call, after "
-        "one of a small image; the allocator gives freed memory back. Patching: all heads of all layers of one photo put into another, "
-        f"against a script of hooks with the same batches, {PATCHED} rounds that alternate after one.",
+        f"`explain(method='contributions')` against the plain forward pass, one photo, random weights, {ROUNDS} rounds that alternate "
+        "after one. It runs the model with a linear graph and goes backward once, in double precision for the heads. Memory: growth of a "
+        "process in one call, after one of a small image; the allocator gives freed memory back. Patching: all heads of all layers of one "
+        f"photo put into another, against a script of hooks with the same batches, {PATCHED} rounds that alternate after one.",
     ),
     headlines=(("Patching, all heads", r"patching, all heads"),),
 )

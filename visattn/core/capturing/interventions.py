@@ -74,7 +74,7 @@ def patched(
     tokens: Sequence[int] | None,
     other: Recording,
 ) -> Iterator[None]:
-    """Put results of attention of another forward pass in the place of those of the layers whose names match; see `visattn.intervene`."""
+    """Use results of attention of another forward pass in the layers whose names match; see `visattn.intervene`."""
     records = {(record.layer, record.call): record for record in other}
 
     def patch(name: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
@@ -188,7 +188,9 @@ def _patched(
 ) -> Tensor:
     """Return the result of a call with some heads and tokens of another recording."""
     if arrangement.kind == "sampled" or arrangement.reason:
-        raise LayoutError(f"{layer}: {arrangement.why or 'it weights points that it computes'}, so its tokens cannot be numbered.")
+        raise LayoutError(
+            f"{layer}: {arrangement.why or 'it weights points that it computes'}, so its tokens cannot be numbered."
+        )
     if record is None or record.output is None:
         raise OptionError(f"{layer} has no result in the other recording. Record it with capture(model, outputs=True).")
     led = call.led(own)

@@ -122,7 +122,7 @@ class _Session:
         values: bool,
         gradients: bool,
         remember: bool,
-        terms: bool,
+        terms: bool = False,
     ) -> None:
         """Prepare to record; see `visattn.capture` for the choices."""
         self.recording = Recording(readout=description.readout, captured=layers, provenance=description.provenance)
@@ -298,7 +298,7 @@ class _Session:
 
     def _keep_terms(self, forward: Forward) -> None:
         """Keep the terms that the output of this forward pass is the sum of."""
-        noted = self.watch.mode.noted
+        noted = self.watch.linear.noted
         modules = {name: module for module, name in self._names.items()}
         self.recording.terms = terms_of.terms_of(forward.plan(), noted, forward.number, modules)
         noted.clear()

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,8 @@ class Watch:
         self.parts = parts_of(model)
         self.ask: Callable[[Verdicts], None] | None = None
         self.gates: Callable[[], GateFinder] | None = None
-        self._mode = (linear_mode.LinearMode if linear else CaptureMode)(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
+        mode = linear_mode.LinearMode if linear else CaptureMode
+        self._mode: CaptureMode = mode(Owners(self.parts), receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self.inputs = Inputs()
@@ -150,9 +151,9 @@ class Watch:
             self.__dict__.pop(name, None)
 
     @property
-    def mode(self) -> CaptureMode:
-        """The mode that intercepts the calls."""
-        return self._mode
+    def linear(self) -> linear_mode.LinearMode:
+        """The mode that intercepts the calls of a pass with a linear graph."""
+        return cast("linear_mode.LinearMode", self._mode)
 
     def running(self) -> bool:
         """Check whether a forward pass of this model is running in this thread."""
@@ -275,7 +276,7 @@ class Watch:
         if not self._gradients:
             return pixels
         if self._linear:
-            return self._mode.begin(pixels)
+            return self.linear.begin(pixels)
         if not torch.is_grad_enabled():
             raise CaptureError(
                 "gradients were requested, but the model runs under no_grad or inference_mode. Run it with autograd enabled."

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import click
 
-from visattn._support.language import flag_of
 from visattn._support.checks import printable, whole_number
+from visattn._support.language import flag_of
 from visattn._support.other_words import instead_of, option_meant
 from visattn.errors import OptionError
 

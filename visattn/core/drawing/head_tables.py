@@ -17,7 +17,12 @@ _COLORS = "blue-white-red"
 
 
 def head_table(
-    numbers: Mapping[tuple[str, int], float], *, meaning: str, title: str = "", notes: Sequence[str] = (), marked: Sequence[tuple[str, int]] = ()
+    numbers: Mapping[tuple[str, int], float],
+    *,
+    meaning: str,
+    title: str = "",
+    notes: Sequence[str] = (),
+    marked: Sequence[tuple[str, int]] = (),
 ) -> Image.Image:
     """Draw a signed number for each head by its color, and below it as text.
 
@@ -36,7 +41,9 @@ def head_table(
     tile = {key: colors.crop((at, 0, at + 1, 1)).resize((_SIDE, _SIDE * 3 // 5)) for at, key in enumerate(numbers, start=1)}
     rows: list[list[Cell | None]] = [
         [
-            Cell(tile[layer, head], _short(numbers[layer, head]) + "*" * ((layer, head) in marked)) if (layer, head) in tile else None
+            Cell(tile[layer, head], _short(numbers[layer, head]) + "*" * ((layer, head) in marked))
+            if (layer, head) in tile
+            else None
             for head in range(most)
         ]
         for layer in layers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,15 @@ from visattn._support.progress import progress
 from visattn.core.families import provenance_of
 from visattn.core.methods.scored import ScoredImages
 from visattn.core.pipeline.answering import answer
-from visattn.core.pipeline.apart import apart, known_apart
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.passes import answer_of, as_the_model, check_classes, check_size, look, modes_of
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.recordings import at_layer, layer_of_cam, recorded
+from visattn.core.pipeline.several import takes_several
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
-from visattn.errors import ModelError, ShapeError
+from visattn.errors import ShapeError
 
 if TYPE_CHECKING:
     from visattn.core.pipeline import replacing
@@ -111,15 +111,3 @@ def scoring(
         provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores, notes=modes)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
         yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model, alone)
-
-
-def takes_several(model: nn.Module, pixels: Tensor, output: Any, prepared: Prepared) -> bool:  # noqa: ANN401 - a model's own
-    """Check that a model gives an image among others the output that it gave it alone, with the photo behind its negative."""
-    if (known := known_apart(model, pixels)) is not None:
-        return known
-    pair = torch.cat([-pixels, pixels])
-    try:
-        together = answer_of(model, pair, prepared)
-    except ModelError:  # it takes one image only
-        return False
-    return apart(model, pair, together, lambda: output)

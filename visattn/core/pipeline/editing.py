@@ -50,7 +50,7 @@ def intervene(
             and columns). It returns weights of the same shape. `visattn.permuted(order)` makes one: query `i` of each window
             gets the row of query `order[i]`.
         patch: Recording of another forward pass of this model, made with `capture(model, outputs=True)`: what the attention heads of the
-            chosen layers gave there is put in the place of what they give now. No other edit goes with it.
+            chosen layers gave there replaces what they give now. No other edit goes with it.
         token: Index of the query token whose result is replaced by that of `patch`, or several; by default all.
         grid: See `capture`.
         prefix: See `capture`.
@@ -68,7 +68,9 @@ def intervene(
     tokens = None if token is None else [token] if isinstance(token, int) else list(token)
     if patch is not None:
         if len(mask) or len(drop) or scale is not None or edit is not None:
-            raise OptionError("a patch replaces results of attention, so no edit of its weights goes with it. Leave out all but one.")
+            raise OptionError(
+                "a patch replaces results of attention, so no edit of its weights goes with it. Leave out all but one."
+            )
         return interventions.patched(model, describe(model, grid, prefix), layer, heads, tokens, patch)
     if tokens is not None:
         raise OptionError("token names queries whose result a patch replaces. Pass patch, or mask for keys.")

@@ -18,16 +18,19 @@ from visattn.core.capturing.interventions import each_part
 from visattn.core.families import describe
 from visattn.core.images import image_facts
 from visattn.core.methods.from_attention.patching import Patches
-from visattn.core.pipeline.again import takes_several
 from visattn.core.pipeline.answering import answer, completed
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.passes import Pass, answer_of, as_the_model, one_pass
+from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import Question
+from visattn.core.pipeline.several import takes_several
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
 from visattn.errors import ShapeError
+
+__all__ = ["AT_ONCE", "patched", "patching_from", "replacing", "results_of"]
 
 AT_ONCE = 16  # images in a batch
 Replaced = Callable[..., Tensor]
@@ -51,7 +54,12 @@ def replacing(model: nn.Module, prepared: Prepared, score: Callable[[Any], Tenso
         at_once = AT_ONCE if takes_several(model, pixels, output, prepared) else 1
 
         def replaced(
-            layer: str, call: int, values: Tensor | None, *, heads: Sequence[int] | None = None, tokens: Sequence[int] | None = None
+            layer: str,
+            call: int,
+            values: Tensor | None,
+            *,
+            heads: Sequence[int] | None = None,
+            tokens: Sequence[int] | None = None,
         ) -> Tensor:
             count, scores = len(heads or tokens or [0]), list[Tensor]()
             for start in range(0, count, at_once):
@@ -81,10 +89,13 @@ def patching_from(model: nn.Module, prepared: Prepared, donor: Any, target: Targ
         ShapeError: If the model receives the photos in different sizes.
         VisattnError: Any error of reading and preparing the donor, and of the target.
     """
-    other = prepare_with([read(donor, prepared.how)], model, prepared.how)
+    how = prepared.how or Preprocessing()
+    other = prepare_with([read(donor, how)], model, how)
     if other.pixels.shape != prepared.pixels.shape:
         sizes = (in_pixels(each.pixels.shape[-2:]) for each in (other, prepared))
-        raise ShapeError(f"the model receives {' pixels of the one photo and '.join(sizes)} of the other. Pass {option('img_size')}.")
+        raise ShapeError(
+            f"the model receives {' pixels of the one photo and '.join(sizes)} of the other. Pass {option('img_size')}."
+        )
     passed = one_pass(model, prepared, features="none")
     with evaluating(model), torch.no_grad():
         resolved = target.resolve(passed.output)

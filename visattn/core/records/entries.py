@@ -100,9 +100,7 @@ class AttentionRecord:
         if self.operator.shape[0] != batch:
             return replace(self, source=None)
         value, output, residual = (of_image(tensor, number, batch) for tensor in (self.value, self.output, self.residual))
-        return replace(
-            self, operator=self.operator.image(number), value=value, output=output, residual=residual, source=None
-        )
+        return replace(self, operator=self.operator.image(number), value=value, output=output, residual=residual, source=None)
 
     def error(self) -> float:
         """Return the error of the rebuilt weights: the largest difference between `A V` and the model's own output.

@@ -42,7 +42,7 @@ def norm(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor)
 
 def replaced(graph: Tensor, value: Tensor) -> Tensor:
     """Return a tensor with the value of one and the gradient of another."""
-    result: Tensor = _Replaced.apply(graph, value.detach())  # type: ignore[no-untyped-call]
+    result: Tensor = _Replaced.apply(graph, value.detach())
     return result
 
 
@@ -50,11 +50,11 @@ class _Replaced(torch.autograd.Function):
     """Value of one tensor with the gradient of another."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Tensor, value: Tensor) -> Tensor:  # noqa: ANN401, ARG004
+    def forward(ctx: Any, graph: Tensor, value: Tensor) -> Tensor:  # noqa: ANN401
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: ANN401, ARG004
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         return gradient, None
 
 
@@ -72,8 +72,10 @@ def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None 
     return _affine(x * (x.detach().square().mean(dims, keepdim=True) + least).rsqrt(), weight, None)
 
 
-def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    groups = x.unflatten(1, (num_groups, -1))
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    groups = x.reshape(len(x), num_groups, -1, *x.shape[2:])
     dims = tuple(range(2, groups.ndim))
     scale = (groups.detach().var(dims, correction=0, keepdim=True) + eps).rsqrt()
     normal = ((groups - groups.mean(dims, keepdim=True)) * scale).view_as(x)
@@ -81,13 +83,19 @@ def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None = None, bias: 
     return _affine(normal, None if weight is None else weight.view(shape), None if bias is None else bias.view(shape))
 
 
-def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:  # noqa: ARG001
-    return x / x.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
+    length: Tensor = x.detach().norm(p, dim, keepdim=True)
+    return x / length.clamp_min(eps)
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * weight
-    return x if bias is None else x + bias
+    scaled: Tensor = x if weight is None else x * weight
+    return scaled if bias is None else scaled + bias
 
 
-_NORMS = {"layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm, "normalize": _normalize}
+_NORMS: Mapping[str, Callable[..., Tensor]] = {
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "normalize": _normalize,
+}

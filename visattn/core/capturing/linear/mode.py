@@ -179,9 +179,16 @@ class LinearMode(CaptureMode):
         return call.out.clone()  # the model may write to it
 
     def _weighted(
-        self, action: Action, entry: Entry, call: ProductCall, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        action: Action,
+        entry: Entry,
+        call: ProductCall,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Tensor:
         """Run a product of weights and values so that a summand begins at the weights."""
+        assert call.operand is not None  # noqa: S101 - kept until the call ends
         weights = call.operand.detach().clone().requires_grad_()
         self._keep(action, entry, weights, weights)
         out: Tensor = run(*call.starting_at(weights, (args, kwargs)))
@@ -193,7 +200,12 @@ def _at_zero(
     entry: Entry, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[int, int]
 ) -> Any:  # noqa: ANN401
     """Return what a linear call returns when the summands that it reads are zero, or what can be broadcast to it."""
-    if entry.operation.own and entry.operation.name == "linear" and len(slots) == 1 and id(args[0] if args else kwargs["input"]) in slots:
+    if (
+        entry.operation.own
+        and entry.operation.name == "linear"
+        and len(slots) == 1
+        and id(args[0] if args else kwargs["input"]) in slots
+    ):
         return args[2] if len(args) > 2 else kwargs.get("bias")
 
     def changed(tensor: Tensor) -> Tensor:

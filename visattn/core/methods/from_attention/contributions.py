@@ -20,7 +20,7 @@ from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.core.records.terms import ScoreTerms, Term
 from visattn.errors import OptionError
 
-__all__ = ["Contribution", "contributions", "parts_of"]
+__all__ = ["Contribution", "contributions", "listed", "others", "parts_of", "refusal"]
 
 _EXACT = 1e-5  # largest difference between a sum and what it should be, over the sum of the magnitudes; float32 stays below 2e-6
 
@@ -70,7 +70,7 @@ def contributions(
         dtype: Compute type.
 
     Returns:
-        Map with the axis `batch`, signed, in the units of the score. Layers on coarser grids are spread evenly over the cells of the finest.
+        Map with the axis `batch`, signed, in the units of the score. Layers on coarser grids are spread evenly over the finest cells.
 
     Raises:
         OptionError: If the score is not such a sum, attention that it depends on could not be located, or the layer or head does not exist.
@@ -213,7 +213,8 @@ def _notes(terms: ScoreTerms, parts: Sequence[Contribution], shown: float) -> li
     lines = [
         f"the map sums to {shown:.4g} of the score {terms.score:.4g}",
         f"all terms: patches through heads {patches:+.4g}, class token and registers through heads {tokens:+.4g}, MLPs {branches:+.4g}, "
-        f"embedding {embedding:+.4g}, biases {biases:+.4g}" + (f", other attention {other:+.4g}" if abs(other) > 1e-9 * scale else ""),
+        f"embedding {embedding:+.4g}, biases {biases:+.4g}"
+        + (f", other attention {other:+.4g}" if abs(other) > 1e-9 * scale else ""),
         f"the terms sum to the score up to {abs(terms.difference):.1e}, {abs(terms.difference) / scale:.1e} of their magnitudes; heads "
         f"equal the model's own up to {worst:.1e}",
     ]
@@ -243,7 +244,11 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
     for term in reached:
         record = records.get((term.layer, term.call))
         if record is None or record.kind in ("unplaced", "sampled"):
-            why = "was not recorded" if record is None else record.reason or "weights points that it computes (deformable attention)"
+            why = (
+                "was not recorded"
+                if record is None
+                else record.reason or "weights points that it computes (deformable attention)"
+            )
             return f"{named(term.layer)}: {why}, so its contributions have no place. Use method 'relevance'."
     if not any((record := records.get((term.layer, term.call))) is not None and record.keys.grid for term in reached):
         return "the score does not depend directly on any attention to patches."
@@ -253,7 +258,11 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
 def refusal(recording: Recording) -> str | None:
     """Return why the method does not apply to a recording, or None if it does."""
     if recording.terms is None or recording.terms.score is None:
-        return "the terms of a score were not recorded. Use visattn.explain with method 'contributions'." if len(recording) else NOTHING
+        return (
+            "the terms of a score were not recorded. Use visattn.explain with method 'contributions'."
+            if len(recording)
+            else NOTHING
+        )
     return _refusal_of(recording.terms, recording)
 
 

@@ -52,17 +52,21 @@ class Patches:
         """
         rise = self.of_donor - self.score
         if abs(rise) <= _SAME * max(abs(self.score), abs(self.of_donor)):
-            raise OptionError(f"both photos have the score {self.score:.4g}, so there is no difference to recover. Choose another target.")
+            raise OptionError(
+                f"both photos have the score {self.score:.4g}, so there is no difference to recover. Choose another target."
+            )
         other = next((each for each in self.donor if (each.layer, each.call) == (record.layer, record.call)), None)
         if other is None or other.output is None:
             raise OptionError(f"{named(record.layer)} did not run for the other photo.")
         if other.queries != record.queries:
-            raise ShapeError(f"{named(record.layer)} has other tokens for the other photo. Choose one that the model sees at the same size.")
+            raise ShapeError(
+                f"{named(record.layer)} has other tokens for the other photo. Choose one that the model sees at the same size."
+            )
         return (self.replaced(record.layer, record.call, other.output, **parts) - self.score) / rise
 
 
 def patching(recording: Recording, patches: Patches, *, donor: Any | str, layer: int | str = "all") -> AttentionMap:  # noqa: ANN401
-    """Put what attention gave a patch of another photo in the place of what it gives now: how much of the score's difference follows?
+    """Give a patch what attention gave it for another photo: how much of the score's difference follows?
 
     Each cell is `(s' - s) / (s_donor - s)`: `s` and `s_donor` are the scores of the two photos, `s'` that of the photo when the result of
     the layer's attention for this token, of all heads, is that of the donor. 1: this alone gives the donor's score. 0: nothing changes.
