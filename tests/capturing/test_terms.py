@@ -376,7 +376,9 @@ class Ending(nn.Module):
 def test_a_score_behind_something_that_is_not_linear_is_refused(what: str) -> None:
     torch.manual_seed(0)
     model = Ending(what).double().eval()
-    with pytest.raises(OptionError, match=r"which is not linear and has no way around it, so blocks\.0|so small\.blocks\.0"):
+    with pytest.raises(
+        OptionError, match=r"which is not known to be linear and has no way around it, so blocks\.0|so small\.blocks\.0"
+    ):
         terms_of(model, torch.rand(1, 3, 16, 16, dtype=torch.float64))
 
 
@@ -412,3 +414,54 @@ def test_a_plain_capture_afterward_is_as_before() -> None:
     assert len(before) == len(after)
     assert all(torch.equal(one.operator.dense(), other.operator.dense()) for one, other in zip(before, after, strict=True))
     assert all(first.layer < second.layer for first, second in pairwise(after))
+
+
+class Choosing(nn.Module):
+    """A transformer whose outputs go through a mask or an index that the image decides."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.small, self.what = Small(), what
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.small(images)
+        if self.what == "product with a mask":
+            return out * (out > 0)
+        if self.what == "product with numbers of a mask":
+            return out * (out > 0).to(out.dtype)
+        if self.what == "where":
+            return torch.where(out > 0, out, torch.zeros_like(out))
+        if self.what == "masked fill":
+            return out.masked_fill(out < 0, 0)
+        if self.what == "masked fill in place":
+            out = out + 0
+            out[out < 0] = 0
+            return out
+        return out.gather(1, out.topk(5).indices)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["product with a mask", "product with numbers of a mask", "where", "masked fill", "masked fill in place", "the largest"],
+)
+def test_masks_and_choices_of_the_image_are_frozen_and_named_or_refused(what: str) -> None:
+    torch.manual_seed(0)
+    model, images = Choosing(what).double().eval(), torch.rand(1, 3, 16, 16, dtype=torch.float64)
+    try:
+        terms, _ = terms_of(model, images)
+    except OptionError as error:
+        assert "not known to be linear" in str(error)
+        return
+    assert "a mask or choice in the model itself" in terms.frozen
+    assert abs(terms.difference) <= 1e-13 * terms.absolute
+
+
+def test_a_mask_that_the_image_does_not_decide_freezes_nothing() -> None:
+    class Fixed(Small):
+        def forward(self, images: Tensor) -> Tensor:
+            out: Tensor = super().forward(images)
+            return out * torch.tensor([True, False, True, True, False])
+
+    torch.manual_seed(0)
+    terms, _ = terms_of(Fixed().double().eval(), torch.rand(1, 3, 16, 16, dtype=torch.float64))
+    assert not any("mask" in text for text in terms.frozen)

@@ -17,9 +17,12 @@ from visattn.core.capturing.intercept.mode import CaptureMode
 from visattn.core.capturing.linear import frozen
 from visattn.core.capturing.linear.plan import Action, plan_of
 from visattn.core.capturing.trace.noting import plainly
+from visattn.core.capturing.trace.operations import words
 from visattn.core.capturing.trace.tape import Entry
 from visattn.core.capturing.trace.tracer import Tracer
 from visattn.errors import CaptureError
+
+_DETACHING = words("detach detach_")  # the value goes on, so its share does
 
 
 class OtherOperations(CaptureError):
@@ -88,7 +91,7 @@ class LinearMode(CaptureMode):
     ) -> Any:  # noqa: ANN401
         plan = plan_of(tracer.tape)
         action = plan.actions.get(tracer.at)
-        if action is not None and action.kind in ("norm", "freeze", "pool"):
+        if action is not None and action.freezes:
             plan.layers[tracer.at] = self._layer()
         if entry.attention is not None:
             return self._run_candidate(tracer, entry, func, args, kwargs, odd=odd)
@@ -98,7 +101,8 @@ class LinearMode(CaptureMode):
                 out = run(func, args, kwargs)
         else:
             slots = {id(tensor): slot for slot in action.slots if (tensor := tracer.tensor(slot)) is not None}
-            out = self._acted(action, entry, run, func, args, kwargs, slots)
+            with torch.enable_grad():  # a frozen part of the model may run without
+                out = self._acted(action, entry, run, func, args, kwargs, slots)
         tracer.confirm(entry, args, kwargs, out)
         if entry.kept or (entry.scoring and self._vectors):
             self.held.hold(tracer.at - 1, args, kwargs)
@@ -118,7 +122,12 @@ class LinearMode(CaptureMode):
         if action.kind == "begin":
             with torch.no_grad():
                 out = run(func, args, kwargs)
+            if out is None:  # an assignment, `x[mask] = 0`
+                self._written(action, entry, args[0])
+                return None
             return self._leaf(action, entry, out)
+        if entry.operation.own and entry.operation.name in _DETACHING:
+            return args[0].view_as(args[0])
         if action.kind == "freeze":
             return run(func, *_mapped((args, kwargs), lambda x: x.detach() if id(x) in slots else x))
         zero = _at_zero(entry, func, args, kwargs, slots) if action.adds else None  # before a call that writes in place
@@ -142,14 +151,21 @@ class LinearMode(CaptureMode):
         for result, before in zip(results, entry.before, strict=False):
             if not isinstance(result, Tensor) or not result.is_floating_point():
                 changed.append(result)
-                continue
-            leaf = result.detach().clone().requires_grad_()
-            self._keep(action, entry, leaf, leaf)
-            if before is None:
-                changed.append(leaf.clone())  # the model may write to it
+            elif before is not None:
+                changed.append(self._written(action, entry, result))
             else:
-                changed.append(result.copy_(leaf))
+                changed.append(self._begun(action, entry, result).clone())  # the model may write to it
         return changed[0] if isinstance(out, Tensor) else type(out)(changed)
+
+    def _written(self, action: Action, entry: Entry, tensor: Tensor) -> Tensor:
+        """Return a tensor that a call wrote to; its summand begins with what stands there now."""
+        return tensor.copy_(self._begun(action, entry, tensor))
+
+    def _begun(self, action: Action, entry: Entry, value: Tensor) -> Tensor:
+        """Return a leaf with a value, at which a summand begins."""
+        leaf = value.detach().clone().requires_grad_()
+        self._keep(action, entry, leaf, leaf)
+        return leaf
 
     def _keep(self, action: Action, entry: Entry, at: Tensor, value: Tensor) -> None:
         self.noted.append(Noted(self._layer(), action, at, value.detach(), entry.operation.name))
@@ -174,8 +190,7 @@ class LinearMode(CaptureMode):
             return frozen.replaced(call.mix(call.weigh().detach()), out)
         if isinstance(call, ProductCall) and not isinstance(call, SampledCall):
             return self._weighted(action, entry, call, run, args, kwargs)
-        call.out = out.detach().clone().requires_grad_()
-        self._keep(action, entry, call.out, call.out)
+        call.out = self._begun(action, entry, out)
         return call.out.clone()  # the model may write to it
 
     def _weighted(
@@ -189,8 +204,7 @@ class LinearMode(CaptureMode):
     ) -> Tensor:
         """Run a product of weights and values so that a summand begins at the weights."""
         assert call.operand is not None  # noqa: S101 - kept until the call ends
-        weights = call.operand.detach().clone().requires_grad_()
-        self._keep(action, entry, weights, weights)
+        weights = self._begun(action, entry, call.operand)
         out: Tensor = run(*call.starting_at(weights, (args, kwargs)))
         call.operand = weights
         return out

@@ -33,13 +33,20 @@ class Action(NamedTuple):
             weights; `begin`: a summand begins at its result; `attention`: a summand begins at its result, which is attention.
         slots: Arguments that the summands reach, or that are frozen.
         adds: Whether it may add a constant.
+        chooses: Whether it also reads what the image decides without being a sum, such as a mask or an index. That is frozen.
         summand: Number of the summand that begins here, or that a constant belongs to; None for a constant behind the sums of summands.
     """
 
     kind: Literal["follow", "norm", "freeze", "pool", "begin", "attention"]
     slots: frozenset[int]
     adds: bool = False
+    chooses: bool = False
     summand: int | None = None
+
+    @property
+    def freezes(self) -> bool:
+        """Whether something that the image decides is taken as a number."""
+        return self.kind in ("norm", "freeze", "pool") or self.chooses
 
 
 @dataclass
@@ -49,14 +56,12 @@ class Summand:
     Attributes:
         reads: Numbers of the summands that its call reads.
         attention: The attention call, if it is one.
-        known: Whether it is known what the call does to its summands. It is not if it overwrites memory that others share.
         bypassed: Whether all that its call reads is later added to its result, so that it is a residual branch.
         inside: Attention inside a residual branch that only this summand passes on, by number.
     """
 
     reads: frozenset[int] = frozenset()
     attention: Attention | None = None
-    known: bool = True
     bypassed: bool = False
     inside: frozenset[int] = frozenset()
 
@@ -116,10 +121,11 @@ class _Planning:
         self._calls = concluded(tape).calls
         self._sums = {slot: frozenset({_PIXELS}) for slot, outside in tape.outside.items() if outside.kind == "pixels"}
         self._sums |= {
-            slot: self._begun(Summand(known=False))
+            slot: self._begun(Summand())
             for slot, outside in tape.outside.items()
             if outside.kind == "unknown" and outside.floating and slot in tape.descends
         }
+        self._decided: dict[int, frozenset[int]] = {}  # summands that decide a mask or an index, by its slot
         self._joined: set[int] = set()  # slots behind the first sum of a residual branch and what it reads
 
     def plan(self) -> Plan:
@@ -130,8 +136,10 @@ class _Planning:
     def _see(self, entry: Entry) -> Action | None:
         """Note what the results of a call are sums of, and return what to do about it; None if it reads no summand."""
         reads = frozenset(ref.slot for ref in entry.refs if ref.slot in self._sums)
+        decided = frozenset().union(*(self._decided.get(ref.slot, frozenset()) for ref in entry.refs))
+        self._decide(entry, decided | self._all(reads))
         if not reads:
-            return None
+            return self._begin(entry, decided) if decided else None
         located = None if entry.attention is None else self._calls[entry.attention]
         if entry.attention is not None and located is not None:
             return self._see_attention(entry, entry.attention, reads, pools=located[0].kind == "pool")
@@ -141,10 +149,14 @@ class _Planning:
             return self._follow(entry, factors, Action("freeze", frozen))
         nodes = [int(self._tape.nodes[slot]) for slot in reads]
         if is_linear(entry, nodes, in_place=not entry.rewritten) or _is_settled_batch_norm(entry, reads):
-            return self._follow(entry, reads, Action("follow", reads, adds=_may_add(entry)))
+            return self._follow(entry, reads, Action("follow", reads, adds=_may_add(entry), chooses=bool(decided)))
         if entry.operation.own and entry.operation.name in NORMS and entry.refs[0].slot in reads:
             return self._follow(entry, reads, Action("norm", reads, adds=True))
-        return self._begin(entry, reads)
+        return self._begin(entry, decided | self._all(reads))
+
+    def _decide(self, entry: Entry, summands: frozenset[int]) -> None:
+        """Note by which summands the results of a call are decided that are no sums, such as masks."""
+        self._decided |= {made.slot: summands for made in entry.outs if summands and made is not None and not made.floating}
 
     def _see_attention(self, entry: Entry, attention: Attention, reads: frozenset[int], *, pools: bool) -> Action:
         value = attention.operands[-1].slot
@@ -154,11 +166,14 @@ class _Planning:
         self._give(entry, summand)
         return Action("attention", reads, summand=max(summand))
 
-    def _begin(self, entry: Entry, reads: frozenset[int]) -> Action:
+    def _begin(self, entry: Entry, summands: frozenset[int]) -> Action | None:
+        """Begin a summand at the results of a call that reads these; nothing begins at masks and indices."""
         floating = [made for made in entry.outs if made is not None and made.floating]
-        summand = self._begun(Summand(self._all(reads), known=not entry.rewritten and len(floating) < 2))
+        if not floating and not entry.rewritten:
+            return None
+        summand = self._begun(Summand(summands))
         self._give(entry, summand)
-        return Action("begin", reads, summand=max(summand))
+        return Action("begin", frozenset(), summand=max(summand))
 
     def _follow(self, entry: Entry, reads: frozenset[int], action: Action) -> Action:
         """Follow a call that is linear in what it reads."""
@@ -167,7 +182,7 @@ class _Planning:
         if joins or reads & self._joined:
             self._joined.update(made.slot for made in entry.outs if made is not None)
             return action
-        return action._replace(summand=max(sums))
+        return action._replace(summand=max(sums)) if len(sums) == 1 else action
 
     def _join(self, reads: frozenset[int]) -> bool:
         """Mark the summands that a call adds to what they read; return whether there are any."""

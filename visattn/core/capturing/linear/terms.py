@@ -30,8 +30,8 @@ def terms_of(plan: Plan, noted: Sequence[Noted], forward: int, modules: Mapping[
 
 def _frozen(plan: Plan) -> tuple[str, ...]:
     """Return what is frozen, by the names of the modules that ran."""
-    texts = {"norm": "statistics of", "pool": "attention weights of", "freeze": "a factor in"}
-    frozen = [(texts[action.kind], plan.layers[number]) for number, action in plan.actions.items() if action.kind in texts]
+    texts = {"norm": "statistics of", "pool": "attention weights of", "freeze": "a factor in", "follow": "a mask or choice in"}
+    frozen = [(texts[action.kind], plan.layers[number]) for number, action in plan.actions.items() if action.freezes]
     return tuple(dict.fromkeys(f"{text} {layer or 'the model itself'}" for text, layer in frozen))
 
 

@@ -227,8 +227,8 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
     for term in terms.terms:
         if term.hides and (abs(term.total) > 1e-12 * scale or not scale):
             return (
-                f"the score passes through {term.operation} in {named(term.layer)}, which is not linear and has no way around it, so "
-                f"{term.hides[0]} has no direct contribution. Use method 'relevance'."
+                f"the score passes through {term.operation} in {named(term.layer)}, which is not known to be linear and has no way around "
+                f"it, so {named(term.hides[0])} has no direct contribution. Use method 'relevance'."
             )
     if not scale:
         return "the score is zero and depends on nothing; a new classification head may be all zeros."
@@ -236,8 +236,8 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
         return "in half precision, terms do not add up to the score. Use the model in float32."
     if abs(terms.difference) > _EXACT * scale:
         return (
-            f"the score {terms.score:.4g} is not the sum of its terms ({terms.sum:.4g}), as it is no linear function of the output. Use a "
-            f"logit or a sum of logits as target ({option('target_space', 'logit')})."
+            f"the score {terms.score:.4g} is not the sum of its terms ({terms.sum:.4g}): it is no linear function of the output, or the model "
+            f"cuts its graph. Use a logit or a sum of logits as target ({option('target_space', 'logit')})."
         )
     records = {(record.layer, record.call): record for record in recording}
     reached = [term for term in terms.terms if term.kind == "attention" and term.amount]
