@@ -1,4 +1,4 @@
-"""Ways in which a branch is added to the stream: each keeps its term, which equals what the score loses without the branch, or is refused."""
+"""Ways in which a branch is added to the stream: a term equals what the score loses without its branch, or the way is refused."""
 
 from __future__ import annotations
 

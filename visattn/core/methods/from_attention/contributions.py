@@ -236,8 +236,8 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
         return "in half precision, terms do not add up to the score. Use the model in float32."
     if abs(terms.difference) > _EXACT * scale:
         return (
-            f"the score {terms.score:.4g} is not the sum of its terms ({terms.sum:.4g}): it is no linear function of the output, or the model "
-            f"cuts its graph. Use a logit or a sum of logits as target ({option('target_space', 'logit')})."
+            f"the score {terms.score:.4g} is not the sum of its terms ({terms.sum:.4g}): it is no linear function of the output, or the "
+            f"model cuts its graph. Use a logit or a sum of logits as target ({option('target_space', 'logit')})."
         )
     records = {(record.layer, record.call): record for record in recording}
     reached = [term for term in terms.terms if term.kind == "attention" and term.amount]
