@@ -25,6 +25,7 @@ from bench.zoo import MODELS
 from libraries import open_clip_models, torchvision_models, transformers_models
 from model_coverage import calibrate, sharpen, sharpened
 from pages import folded, write_section
+from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from visattn._support.tables import Row, to_markdown, to_text
@@ -59,6 +60,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
+    torch.backends.mha.set_fastpath_enabled(False)  # which a capture switches off, and whose bits differ
     rows, wrong = list[Row](), list[str]()
     for library in options.library or CASES:
         names, build = CASES[library]
@@ -218,12 +220,14 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor], terms: ScoreTerm
 
         return hook
 
-    def settle(module: nn.LayerNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        (x,) = args
+    def settle(module: nn.LayerNorm, args: tuple[Tensor, ...], _out: Tensor) -> Tensor:
+        channels_first = isinstance(module, LayerNorm2d)
+        x = args[0].permute(0, 2, 3, 1) if channels_first else args[0]
         deviation = (x.var(-1, correction=0, keepdim=True) + module.eps).sqrt().detach()
         normal = (x - x.mean(-1, keepdim=True)) / deviation
         normal = normal * module.weight if module.weight is not None else normal
-        return normal + module.bias if module.bias is not None else normal
+        normal = normal + module.bias if module.bias is not None else normal
+        return normal.permute(0, 3, 1, 2) if channels_first else normal
 
     with ExitStack() as stack:
         for name in branches:
@@ -242,7 +246,7 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor], terms: ScoreTerm
 
 
 def _is_layer_norm(module: nn.Module | None) -> bool:
-    return isinstance(module, nn.LayerNorm) and "2d" not in type(module).__name__
+    return isinstance(module, nn.LayerNorm)
 
 
 def summary(rows: list[Row]) -> list[Row]:

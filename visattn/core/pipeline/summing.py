@@ -50,7 +50,10 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
         except OtherOperations:
             if not left:
                 raise
-        with torch.enable_grad(), capture(model, features="none", gates=False):  # as above, so that parts without are alike
+        with (
+            torch.enable_grad(),
+            capture(model, values=True, features="none", gates=False),
+        ):  # as above, so that parts without are alike
             run()
     return recording, output
 

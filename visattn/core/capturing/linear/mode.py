@@ -7,6 +7,7 @@ constant, such as the bias of a layer, is noted with this constant: what the cal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -97,7 +98,7 @@ class LinearMode(CaptureMode):
             return self._run_candidate(tracer, entry, func, args, kwargs, odd=odd)
         run = tracer.run if entry.contents else plainly
         if action is None:
-            with torch.no_grad():
+            with _without_graph(args, kwargs):
                 out = run(func, args, kwargs)
         else:
             slots = {id(tensor): slot for slot in action.slots if (tensor := tracer.tensor(slot)) is not None}
@@ -230,6 +231,13 @@ def _at_zero(
     with torch.no_grad(), torch._C.DisableTorchFunction():
         positional, named = _mapped((args, kwargs), changed)
         return func(*positional, **named)
+
+
+def _without_graph(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return a context in which a call makes no graph. It is that of the caller if there is none to make, as views keep their mode."""
+    found = list[Tensor]()
+    _mapped((args, kwargs), lambda tensor: found.append(tensor) or tensor)
+    return torch.no_grad() if any(tensor.requires_grad for tensor in found) else nullcontext()
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
