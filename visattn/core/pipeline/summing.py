@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from visattn.core.capturing import record
 from visattn.core.capturing.linear.frozen import FrozenNorms
 from visattn.core.capturing.linear.mode import OtherOperations
 from visattn.core.families import describe
-from visattn.core.pipeline.captures import capture
 from visattn.core.records import Recording
 
 __all__ = ["frozen_norms", "with_terms"]
@@ -37,23 +36,17 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
         OtherOperations: If the operations of two passes differ again.
     """
     description = describe(model, None, 0)
+    # a plain pass keeps the same, as tensors that are kept change which others share their memory
+    kept: Any = {"layers": "*", "values": True, "features": "none", "gradients": True, "gates": False}
     for left in (2, 1, 0):
         try:
-            with (
-                torch.enable_grad(),
-                record(
-                    model, description, layers="*", values=True, features="none", gradients=True, gates=False, terms=True
-                ) as recording,
-            ):
+            with torch.enable_grad(), record(model, description, **kept, terms=True) as recording:
                 output = run()
             break
         except OtherOperations:
             if not left:
                 raise
-        with (
-            torch.enable_grad(),
-            capture(model, values=True, features="none", gates=False),
-        ):  # as above, so that parts without are alike
+        with torch.enable_grad(), record(model, description, **kept):
             run()
     return recording, output
 
