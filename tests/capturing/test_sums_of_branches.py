@@ -28,6 +28,7 @@ class Adding(nn.Module):
         self.scale, self.token = nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.randn(1, 1, WIDTH))
         self.kept: tuple[Tensor, Tensor] | None = None
         self.without = False
+        self.last: tuple[Tensor, Tensor] = torch.empty(0), torch.empty(0)
 
     def forward(self, images: Tensor) -> Tensor:
         x = torch.cat([self.token.expand(len(images), -1, -1), self.stem(images).flatten(2).mT], 1)
@@ -46,12 +47,12 @@ class Adding(nn.Module):
 
 
 def _locally(model: Adding, x: Tensor, a: Tensor) -> Tensor:
-    cells = a[:, 1:].mT.unflatten(2, (GRID, GRID))
+    cells = a[:, 1:].mT.reshape(len(a), WIDTH, GRID, GRID)
     return torch.cat([x[:, :1] + a[:, :1], x[:, 1:] + model.local(cells).flatten(2).mT], 1)
 
 
 def _resized(model: Adding, x: Tensor, a: Tensor) -> Tensor:
-    small = F.interpolate(a[:, 1:].mT.unflatten(2, (GRID, GRID)), scale_factor=0.5, mode="bilinear")
+    small = F.interpolate(a[:, 1:].mT.reshape(len(a), WIDTH, GRID, GRID), scale_factor=0.5, mode="bilinear")
     return x + F.pad(F.interpolate(small, size=(GRID, GRID), mode="bicubic").flatten(2).mT, (0, 0, 1, 0))
 
 
@@ -112,7 +113,8 @@ def test_a_term_is_what_the_score_loses_without_its_branch(name: str) -> None:
     terms, parts = parts_of(recording.gradients(output[0, 1]))
     assert abs(terms.difference) <= 1e-13 * terms.absolute
     (attention,) = (term for term in terms.terms if term.kind == "attention")
-    model.kept, model.without = tuple(kept.detach() for kept in model.last), True
+    branch, deviation = model.last
+    model.kept, model.without = (branch.detach(), deviation.detach()), True
     loss = float(plain[0, 1] - model(images)[0, 1])
     assert attention.total == pytest.approx(loss, abs=1e-12)
     assert sum(float(part.patches.sum() + part.tokens.sum()) + part.bias for part in parts) == pytest.approx(loss, abs=1e-12)

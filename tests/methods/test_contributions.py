@@ -208,3 +208,30 @@ def test_cells_of_a_head_table_have_the_colors_of_their_numbers() -> None:
     with_star = np.asarray(head_table(numbers, meaning="number", marked=[("a", 0)]).convert("RGB"))
     assert with_star.shape == page.shape
     assert (with_star != page).any()
+
+
+def test_padding_of_windows_is_a_term_of_its_own() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "samvit_base_patch16",
+        img_size=80,
+        depth=2,
+        embed_dim=48,
+        num_heads=2,
+        window_size=3,
+        global_attn_indexes=(),
+        num_classes=5,
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    found = visattn.explain(model.eval(), PHOTO, method="contributions", target=1, img_size=80, resize="fit")
+    numbers = dict(found.map.facts.numbers)
+    padded = [share for name, share in numbers.items() if name.endswith(": padding")]
+    scale = sum(map(abs, numbers.values()))
+    assert len(padded) == 2
+    assert max(map(abs, padded)) > 1e-3 * scale
+    with torch.no_grad():
+        score = float(model(prepare(visattn.load_image(PHOTO), model, img_size=80, resize="fit").pixels)[0, 1])
+    assert total(found) == pytest.approx(score, abs=2e-6 * scale)
+    assert any("padding of windows" in note for note in found.provenance.notes)

@@ -191,7 +191,7 @@ class _OfPhoto:
 
     @property
     def direct(self) -> Tensor:
-        return torch.cat([part.patches.sum(1) + part.tokens.sum(1) for part in self.parts])
+        return torch.cat([part.heads for part in self.parts])
 
     @property
     def patches(self) -> Tensor:
@@ -202,7 +202,7 @@ def _of_photo(model: nn.Module, photo: Prepared, target: Target) -> _OfPhoto:
     prepared, completed = with_target(model, photo, target)
     passed = one_pass(model, prepared, target=completed, terms=True)
     terms, parts = parts_of(passed.recording)
-    through_heads = {f"{part.layer}: {name}" for part in parts for name in ("patches", *part.names)}
+    through_heads = {f"{part.layer}: {name}" for part in parts for name in ("patches", "padding", *part.names)}
     others = [(name, share) for name, share in listed(terms, parts) if name not in through_heads]
     facts = image_facts(prepared.photo)
     provenance = passed.recording.provenance.but(image=facts.name, image_sha256=facts.sha256)

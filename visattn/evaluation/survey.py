@@ -266,11 +266,10 @@ def _direct(recording: Recording) -> dict[str, dict[str, Array]]:
     if recording.terms is None:
         return {}
     _, parts = parts_of(recording)
-    patches = {part.layer: part.patches.sum(1) for part in parts}
     return {
         part.layer: {
-            "direct": _array(patches[part.layer] + part.tokens.sum(1)),
-            "direct_through_patches": _array(patches[part.layer]),
+            "direct": _array(part.heads),
+            "direct_through_patches": _array(part.patches.sum(1)),
         }
         for part in parts
     }

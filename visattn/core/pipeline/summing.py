@@ -14,7 +14,9 @@ from visattn.core.capturing import record
 from visattn.core.capturing.linear.frozen import FrozenNorms
 from visattn.core.capturing.linear.mode import OtherOperations
 from visattn.core.families import describe
+from visattn.core.methods.selection import NOTHING
 from visattn.core.records import Recording
+from visattn.errors import NoAttentionCaptured
 
 __all__ = ["frozen_norms", "with_terms"]
 
@@ -34,6 +36,7 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
 
     Raises:
         OtherOperations: If the operations of two passes differ again.
+        NoAttentionCaptured: If the model has no attention.
     """
     description = describe(model, None, 0)
     # a plain pass keeps the same, as tensors that are kept change which others share their memory
@@ -48,6 +51,8 @@ def with_terms(model: nn.Module, run: Callable[[], T]) -> tuple[Recording, T]:
                 raise
         with torch.enable_grad(), record(model, description, **kept):
             run()
+    if not len(recording):
+        raise NoAttentionCaptured(f"{type(model).__name__}: method 'contributions' does not apply: {NOTHING}")
     return recording, output
 
 

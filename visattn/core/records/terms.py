@@ -73,13 +73,13 @@ class ScoreTerms:
         terms: The terms, in the order in which they begin; biases that belong to none of them come last.
         frozen: What is taken as numbers for this, such as `statistics of norm`.
         score: The score that the amounts are shares of; None without one.
-        half: Whether some of it was computed in half precision.
+        dtype: Coarsest type in which some of it was computed; None without a score.
     """
 
     terms: tuple[Term, ...]
     frozen: tuple[str, ...] = ()
     score: float | None = None
-    half: bool = False
+    dtype: torch.dtype | None = None
 
     __repr__ = brief
 
@@ -98,8 +98,8 @@ class ScoreTerms:
             )
             for term in self.terms
         )
-        half = any(part.at.dtype.itemsize < torch.float32.itemsize for part in parts)
-        return replace(self, terms=graded, score=float(score.detach().double().sum()), half=half)
+        dtype = min((part.at.dtype for part in parts), key=lambda kind: kind.itemsize)
+        return replace(self, terms=graded, score=float(score.detach().double().sum()), dtype=dtype)
 
     @property
     def absolute(self) -> float:

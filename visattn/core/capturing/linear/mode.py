@@ -17,6 +17,7 @@ from visattn.core.capturing.intercept.calls import Call, ProductCall, SampledCal
 from visattn.core.capturing.intercept.mode import CaptureMode
 from visattn.core.capturing.linear import frozen
 from visattn.core.capturing.linear.plan import Action, plan_of
+from visattn.core.capturing.trace.call_tensors import tensors_in
 from visattn.core.capturing.trace.noting import plainly
 from visattn.core.capturing.trace.operations import words
 from visattn.core.capturing.trace.tape import Entry
@@ -235,9 +236,8 @@ def _at_zero(
 
 def _without_graph(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Return a context in which a call makes no graph. It is that of the caller if there is none to make, as views keep their mode."""
-    found = list[Tensor]()
-    _mapped((args, kwargs), lambda tensor: found.append(tensor) or tensor)
-    return torch.no_grad() if any(tensor.requires_grad for tensor in found) else nullcontext()
+    makes_graph = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
+    return torch.no_grad() if makes_graph else nullcontext()
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401

@@ -16,6 +16,7 @@ from visattn.core.maps import AttentionMap, MapFacts
 from visattn.core.methods.method import Method, needs
 from visattn.core.methods.result import to_map
 from visattn.core.methods.selection import NOTHING, named, one_forward
+from visattn.core.operators import Operator
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
 from visattn.core.records.terms import ScoreTerms, Term
 from visattn.errors import OptionError
@@ -34,6 +35,7 @@ class Contribution:
         patches: `(heads, cells)` share of each patch through each head.
         tokens: `(heads, prefix)` share of each token before the grid, such as the class token.
         names: Names of these tokens.
+        padding: `(heads,)` share of the padding of windows, which lies nowhere in the image.
         bias: Share of the biases of the output projection.
         layout: Layout of the keys.
         difference: Sum of all shares less that of the model's own output of the heads.
@@ -43,11 +45,17 @@ class Contribution:
     patches: Tensor
     tokens: Tensor
     names: tuple[str, ...]
+    padding: Tensor
     bias: float
     layout: TokenLayout
     difference: float
 
     __repr__ = brief
+
+    @property
+    def heads(self) -> Tensor:
+        """`(heads,)` what each head adds, through all tokens and padding, without biases."""
+        return self.patches.sum(1) + self.tokens.sum(1) + self.padding
 
 
 @in_own_modes
@@ -119,6 +127,11 @@ def parts_of(recording: Recording, *, dtype: torch.dtype = torch.float64) -> tup
         for term in terms.terms
         if term.kind == "attention" and (term.layer, term.call) in records and records[term.layer, term.call].kind != "pool"
     ]
+    inexact = next((part for part in parts if abs(part.difference) > _EXACT * terms.absolute), None)
+    if inexact is not None:
+        raise OptionError(
+            f"the heads of {inexact.layer} add {inexact.difference:+.2g} less than the model's own. Use method 'relevance'."
+        )
     return terms, [part for part in parts if part.layout.grid]
 
 
@@ -133,14 +146,19 @@ def listed(terms: ScoreTerms, parts: Sequence[Contribution]) -> list[tuple[str, 
             continue
         rows.append((f"{part.layer}: patches", float(part.patches.sum())))
         rows += [(f"{part.layer}: {name}", float(share)) for name, share in zip(part.names, part.tokens.sum(0), strict=True)]
-        rows.append((f"{part.layer}: biases", part.bias))
+        rows += [*_padding(part), (f"{part.layer}: biases", part.bias)]
     return rows
 
 
 def others(terms: ScoreTerms, parts: Sequence[Contribution]) -> list[tuple[str, float]]:
-    """Return the name and the share of every term that is none of these attention calls."""
+    """Return the name and the share of every term that is none of these attention calls, and of what they read of padding."""
     layers = {part.layer for part in parts}
-    return [row for term in terms.terms if term.kind != "attention" or _name(term) not in layers for row in _other(term)]
+    rows = [row for term in terms.terms if term.kind != "attention" or _name(term) not in layers for row in _other(term)]
+    return [*rows, *(row for part in parts for row in _padding(part))]
+
+
+def _padding(part: Contribution) -> list[tuple[str, float]]:
+    return [(f"{part.layer}: padding", float(part.padding.sum()))] if bool(part.padding.any()) else []
 
 
 def _other(term: Term) -> list[tuple[str, float]]:
@@ -155,15 +173,29 @@ def _shares(record: AttentionRecord, term: Term, dtype: torch.dtype) -> Contribu
     for tile in operator.tiles(scratch=True):
         assert tile.grad is not None  # noqa: S101 - of a score
         shares.index_add_(1, tile.keys, (tile.weights * tile.grad)[0].sum(1))
+    padding = _of_padding(operator)
     return Contribution(
         _name(term),
         shares[:, prefix:].cpu(),
         shares[:, :prefix].cpu(),
         record.keys.prefix,
+        padding,
         term.constant or 0.0,
         record.keys,
-        float(shares.sum()) - (term.amount or 0.0),
+        float(shares.sum()) + float(padding.sum()) - (term.amount or 0.0),
     )
+
+
+def _of_padding(operator: Operator) -> Tensor:
+    """Return the share of each head that goes to padding, `(heads,)`."""
+    found = torch.zeros(operator.shape[1], dtype=operator.dtype, device=operator.device)
+    assert operator.gradient is not None  # noqa: S101 - of a score
+    for block, index in enumerate(() if operator.key_index is None else operator.key_index):
+        padded = (index < 0).nonzero().flatten()
+        if len(padded):
+            grad = operator.gradient.part(block, slice(None), padded, operator.dtype)
+            found += (operator.block(block)[..., padded] * grad)[0].sum((1, 2))
+    return found.cpu()
 
 
 def _name(term: Term) -> str:
@@ -204,16 +236,18 @@ def _notes(terms: ScoreTerms, parts: Sequence[Contribution], shown: float) -> li
     rows = listed(terms, parts)
     patches = sum(float(part.patches.sum()) for part in parts)
     tokens = sum(float(part.tokens.sum()) for part in parts)
+    padding = sum(float(part.padding.sum()) for part in parts)
     branches = sum(term.total for term in terms.terms if term.kind == "branch")
     embedding = sum(term.total for term in terms.terms if term.kind == "embedding")
     biases = sum(part.bias for part in parts) + sum(term.total for term in terms.terms if term.kind == "bias")
-    other = math.fsum(share for _, share in rows) - (patches + tokens + branches + embedding + biases)
+    other = math.fsum(share for _, share in rows) - (patches + tokens + padding + branches + embedding + biases)
     worst = max((abs(part.difference) for part in parts), default=0.0)
     scale = terms.absolute or 1.0
     lines = [
         f"the map sums to {shown:.4g} of the score {terms.score:.4g}",
         f"all terms: patches through heads {patches:+.4g}, class token and registers through heads {tokens:+.4g}, MLPs {branches:+.4g}, "
         f"embedding {embedding:+.4g}, biases {biases:+.4g}"
+        + (f", padding of windows {padding:+.4g}" if padding else "")
         + (f", other attention {other:+.4g}" if abs(other) > 1e-9 * scale else ""),
         f"the terms sum to the score up to {abs(terms.difference):.1e}, {abs(terms.difference) / scale:.1e} of their magnitudes; heads "
         f"equal the model's own up to {worst:.1e}",
@@ -232,7 +266,7 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
             )
     if not scale:
         return "the score is zero and depends on nothing; a new classification head may be all zeros."
-    if terms.half:
+    if terms.dtype is not None and terms.dtype.itemsize < torch.float32.itemsize:
         return "in half precision, terms do not add up to the score. Use the model in float32."
     if abs(terms.difference) > _EXACT * scale:
         return (
@@ -250,6 +284,9 @@ def _refusal_of(terms: ScoreTerms, recording: Recording) -> str | None:
                 else record.reason or "weights points that it computes (deformable attention)"
             )
             return f"{named(term.layer)}: {why}, so its contributions have no place. Use method 'relevance'."
+    channel = next((term for term in reached if records[term.layer, term.call].kind == "channel"), None)
+    if channel is not None:
+        return f"{named(channel.layer)}: channels attend to channels, so its contributions have no place. Use method 'gradcam'."
     if not any((record := records.get((term.layer, term.call))) is not None and record.keys.grid for term in reached):
         return "the score does not depend directly on any attention to patches."
     return None
