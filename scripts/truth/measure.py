@@ -54,7 +54,8 @@ METRICS: dict[str, Callable[[AttentionMap, NDArray[np.bool_], Geometry], Array]]
 }
 SIGNED = "lift", "share"  # metrics that are undefined for signed maps
 ONCE = "captum.saliency", "captum.input_x_gradient"  # these methods are given the model, but run it only two to four times
-LEFT_OUT = "similarity", "pca", "positions"  # these methods show similarity, not evidence for a class
+# similarity is no evidence for a class; patching needs a second photo; for contributions see contributions_of_causes.py
+LEFT_OUT = "similarity", "pca", "positions", "patching", "contributions"
 PARAMETERS: dict[str, dict[str, Any]] = {
     "transition_attention": {"start_layer": 0},  # the paper starts at the fourth of twelve layers; a small network has fewer
     "captum.integrated_gradients": {"batch_size": 50},  # images are small, so batches can be larger

@@ -8,8 +8,7 @@ import pytest
 
 from tests.capturing.behind import OPS, SIZE, TOKENS, Chain
 from visattn.core.capturing.following.cut import Cut, Part
-from visattn.core.capturing.following.linear_calls import _is_linear_step, is_linear
-from visattn.core.capturing.following.tape_readouts import _linear
+from visattn.core.capturing.following.tape_readouts import _is_linear_step, _linear, is_linear
 from visattn.core.capturing.placing.nodes import Node
 from visattn.core.capturing.placing.steps import Step
 from visattn.core.capturing.trace.tape import Attention

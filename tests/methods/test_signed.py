@@ -29,6 +29,8 @@ SIGNED: dict[str, dict[str, Any]] = {
     "pca": {},
     "cam": {},
     "attention_gradient": {"signed": True},
+    "contributions": {},
+    "patching": {"donor": "photo:coffee", "layer": 0, "resize": "fit"},
     "captum.saliency": {"signed": True},
     "captum.input_x_gradient": {},
     "captum.integrated_gradients": {"steps": 3},

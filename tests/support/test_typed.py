@@ -60,7 +60,8 @@ STRANGE: tuple[Any, ...] = (3, -1.5, "x", None, (1, 2), [], {}, b"x", object(), 
 @pytest.mark.parametrize("method", METHODS)
 def test_wrong_method_arguments_raise_option_errors(vit: Any, method: str) -> None:
     """Pass values of other types to every parameter of every method: each is accepted or raises an error of one line."""
-    given: dict[str, Any] = {"query": "pixel:20,20"} if method == "similarity" else {}
+    needed: dict[str, dict[str, Any]] = {"similarity": {"query": "pixel:20,20"}, "patching": {"donor": "photo:coffee"}}
+    given = needed.get(method, {})
     few: dict[str, Any] = {"evaluations": 2} if method.startswith("captum") and "evaluations" in _names(method) else {}
     for name in _names(method):
         for value in STRANGE:
@@ -79,7 +80,7 @@ def _names(method: str) -> list[str]:
     return [
         name
         for name in METHODS[method].function.__annotations__
-        if name not in ("recording", "scored", "replay", "image", "return")
+        if name not in ("recording", "scored", "replay", "patches", "image", "return")
     ]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _shell = False
-_FLAGS = {"output": "-o/--output", "donor": "--from"}  # options whose flag is not their name
+FLAGS = {"output": "-o/--output", "donor": "--from"}  # options whose flag is not their name
 
 
 @contextmanager
@@ -26,11 +26,6 @@ def worded(python: str, shell: str) -> str:
     return shell if _shell else python
 
 
-def flag_of(name: str) -> str:
-    """Return the flag of an option."""
-    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
-
-
 def option(name: str, value: Any = None) -> str:  # noqa: ANN401
     """Return an option as the caller writes it, such as `img_size` or `--img-size`.
 
@@ -39,7 +34,7 @@ def option(name: str, value: Any = None) -> str:  # noqa: ANN401
         value: Value to show with it: `weights='none'` or `--weights none`. One in capital letters is a placeholder: `weights=FILE`.
             True is a flag without a value: `overwrite=True` or `--overwrite`.
     """
-    flagged = flag_of(name)
+    flagged = FLAGS.get(name, f"--{name.replace('_', '-')}")
     if value is None:
         return worded(name, flagged)
     placeholder = isinstance(value, str) and value.isupper()

@@ -223,7 +223,7 @@ def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation:
 
 def _recorded(model: nn.Module, prepared: Sequence[Any], asked: Asked) -> Sequence[Recording | VisattnError]:
     """Record images together, with the terms of their scores if the method reads them; if one of them is at fault, each alone."""
-    look = partial(looked, model, question=asked.question if "terms" in asked.question.needs else None, seed=asked.seed)
+    look = partial(looked, model, question=asked.question if asked.question.runs_alone == "terms" else None, seed=asked.seed)
     found = _attempt(lambda: look(prepared)) if prepared else []
     if not isinstance(found, VisattnError):
         return found

@@ -47,10 +47,8 @@ def recovered(image: Path, options: dict[str, Any]) -> tuple[PatchedHeads, Calla
     found = patched_heads(options["model"], photo, donor, **_given(options))
 
     def page() -> Image.Image:
-        name = found.provenance.parameters["donor"]
-        notes = (
-            f"Score {found.score:.4g}, of {name} {found.of_donor:.4g}: share of the difference that follows each head of {name}.",
-        )
+        told = f"Score {found.score:.4g}, of {found.donor} {found.of_donor:.4g}"
+        notes = (f"{told}: share of the difference that follows each head of {found.donor}.",)
         return head_table(found.shares, meaning="recovered share", title=found.provenance.title, notes=notes)
 
     return found, page

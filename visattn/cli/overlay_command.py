@@ -194,7 +194,9 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     every = "cam layer" in needs and question.parameters.get("layer") == "all"
     each_layer = "patch" in needs and question.parameters.get("layer", "all") == "all"
     if every or each_layer:
-        refuse_beside("a page of all layers", ("mass", "box", "legend", "caption", "transparent", "save_map"))
+        refuse_beside(
+            "--layer all" if every else "a page of all layers", ("mass", "box", "legend", "caption", "transparent", "save_map")
+        )
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     if options["compare"]:
         return _drawing_two(model, options, question)

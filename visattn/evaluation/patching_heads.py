@@ -37,12 +37,14 @@ class PatchedHeads:
             of the other photo, 0 if it changes nothing.
         score: Score of the photo.
         of_donor: Score of the other photo.
+        donor: Name of the other photo.
         provenance: Model, preprocessing and target.
     """
 
     shares: Mapping[tuple[str, int], float]
     score: float
     of_donor: float
+    donor: str
     provenance: Provenance
 
     __repr__ = brief
@@ -105,4 +107,4 @@ def patched_heads(
     provenance = passed.recording.provenance.but(
         method="patched heads", parameters={"donor": name}, image=facts.name, image_sha256=facts.sha256
     )
-    return PatchedHeads(shares, patches.score, patches.of_donor, photo.noted(provenance))
+    return PatchedHeads(shares, patches.score, patches.of_donor, name, photo.noted(provenance))

@@ -164,7 +164,7 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         else:
             maps[name] = explained(model, [prepared], question, seed=seed, passes=passes)[0].map
     importance = _importance(model, prepared, target, passes) if of_class and classifies and len(recording) else None
-    summed = next((question for question in questions.values() if "terms" in question.needs), None)
+    summed = next((question for question in questions.values() if question.runs_alone == "terms"), None)
     contributions = None if summed is None else _contributions(model, prepared, summed.target, passes)
     shown = classes[0] if classes else ()
     return View(prepared.photo, prepared.geometry, recording, maps, shown, importance=importance, contributions=contributions)

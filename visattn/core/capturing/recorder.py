@@ -268,7 +268,7 @@ class _Session:
                 queries=arrangement.queries,
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
-                output=call.output(arrangement),
+                output=call.output(arrangement) if self.keeps_outputs else None,
                 output_weight=self._output_weight(forward, owner, call, attention, arrangement) if self._values else None,
                 residual=self._residual(forward, stream, arrangement.queries),
                 follows=follows,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 import click
 
 from visattn._support.checks import printable, whole_number
-from visattn._support.language import flag_of
+from visattn._support.language import FLAGS
 from visattn._support.other_words import instead_of, option_meant
 from visattn.errors import OptionError
 
@@ -159,7 +159,14 @@ def method_options() -> list[click.Option]:
         if facts is not None and parameter not in _BESIDE:
             help_text = next((text for function in functions if (text := _told(function, parameter))), "")
             of = f"{names[0].split('.')[0]}: " if len(names) == 1 or all(name.startswith("captum") for name in names) else ""
-            options.append(click.Option([flag_of(parameter), parameter], default=None, help=f"{of}{help_text}", **facts))
+            options.append(
+                click.Option(
+                    [FLAGS.get(parameter, f"--{parameter.replace('_', '-')}"), parameter],
+                    default=None,
+                    help=f"{of}{help_text}",
+                    **facts,
+                )
+            )
     return options
 
 

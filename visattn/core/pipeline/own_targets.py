@@ -114,7 +114,7 @@ def _of_classes(model: nn.Module, posed: Sequence[Posed]) -> list[Explanation]:
         explanations = together.explained_together(model, photos, joint) if len(some) > 1 else None
         return explanations or [_alone(model, one) for one in some]
 
-    return by_size(run, posed, each=posed[0].question.runs_alone)
+    return by_size(run, posed, each=bool(posed[0].question.runs_alone))
 
 
 def _alone(model: nn.Module, one: Posed) -> Explanation:

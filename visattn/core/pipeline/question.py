@@ -51,19 +51,10 @@ class Question:
         return self.target.given
 
     @property
-    def runs_again(self) -> str:
-        """What the method needs of further passes for each image: `score`, `replay` or `patch`; empty if it needs none."""
-        return next((need for need in ("score", "replay", "patch") if need in self.needs), "")
-
-    @property
-    def runs_alone(self) -> bool:
-        """Whether each image needs passes of its own."""
-        return bool(self.runs_again) or "terms" in self.needs
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the recording must contain for any parameters; nothing for `auto`."""
-        return self.method.needs if self.method else frozenset()
+    def runs_alone(self) -> str:
+        """Why an image needs passes of its own: `terms` of its score, or more of them, `score`, `replay` or `patch`; else empty."""
+        needs = self.method.needs if self.method else ()
+        return next((need for need in ("terms", "score", "replay", "patch") if need in needs), "")
 
     def settled(self, recording: Recording) -> Question:
         """Replace `auto` by a method that applies to a recording.

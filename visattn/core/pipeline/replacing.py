@@ -22,7 +22,7 @@ from visattn.core.pipeline.answering import answer, completed
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
-from visattn.core.pipeline.passes import Pass, answer_of, as_the_model, one_pass
+from visattn.core.pipeline.passes import Pass, answer_of, as_the_model, check_classes, one_pass
 from visattn.core.pipeline.preprocessing import Preprocessing
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.several import takes_several
@@ -96,6 +96,7 @@ def patching_from(model: nn.Module, prepared: Prepared, donor: Any, target: Targ
         raise ShapeError(
             f"the model receives {' pixels of the one photo and '.join(sizes)} of the other. Pass {option('img_size')}."
         )
+    check_classes(model, prepared.spec_of(model), target)
     passed = one_pass(model, prepared, features="none")
     with evaluating(model), torch.no_grad():
         resolved = target.resolve(passed.output)

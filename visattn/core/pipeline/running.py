@@ -90,7 +90,7 @@ def looked(
         recordings = together.recorded_together(model, some, question) if len(some) > 1 and not values else None
         return recordings or [_recorded_alone(model, one, question, values) for one in some]
 
-    alone_each = question is not None and question.runs_alone
+    alone_each = question is not None and question.runs_alone == "terms"
     return by_size(run, [replace(photo, seed=seed) for photo in prepared], each=alone_each)
 
 
@@ -128,7 +128,7 @@ def alone(model: nn.Module, prepared: Prepared, question: Question, passes: Run)
     question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)
-    if need := question.runs_again:
+    if (need := question.runs_alone) and need != "terms":
         explanation: Explanation = again.ANSWERS[need](model, prepared, question)
         return explanation
     settled, passed = recorded(model, prepared, question, passes)

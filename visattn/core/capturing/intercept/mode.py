@@ -290,10 +290,10 @@ class CaptureMode(TorchFunctionMode):
         self.calls[layer] += 1
         run = tracer.run if entry is None and product is not None else plainly
         if self._replace is not None:
-            call.compute = partial(_run_call, call, partial(run, func), args, kwargs)
+            call.compute = partial(self._run_call, entry, call, partial(run, func), args, kwargs)
         out = None if self._replace is None else self._replace(layer, owner, call, attention)
         if out is None:
-            out = self._computed(entry, call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
+            out = self._run_call(entry, call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
             if odd and (flex_results is not None or not _is_own(func, args, kwargs, out)):
                 self.calls[layer] -= 1
                 self.hidden[layer] = _CHANGED
@@ -309,11 +309,22 @@ class CaptureMode(TorchFunctionMode):
             self._receive(layer, owner, call, attention)
         return out if flex_results is None else (out, *flex_results[1:])
 
-    def _computed(
+    def _run_call(
         self, entry: Entry | None, call: Call, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
-        """Run an attention call and return its result. `entry` is the entry of the known tape that it matches, if any."""
-        return _run_call(call, run, args, kwargs)
+        """Run an attention call and return its result; for a fused call with many queries, also keep the kernel's log-sum-exp.
+
+        `entry` is the entry of the known tape that the call matches, if any.
+        """
+        if not isinstance(call, FusedCall) or call.rows <= _LONG:
+            result: Tensor = run(args, kwargs)
+            return result
+        reader = LogSumExpReader()  # type: ignore[no-untyped-call]
+        with reader:
+            result = run(args, kwargs)
+        if reader.lse is not None:
+            call.know(reader.lse)
+        return result
 
     def _product(
         self,
@@ -446,19 +457,6 @@ def _exchanged(value: Any, old: Tensor, new: Tensor) -> Any:  # noqa: ANN401
     if isinstance(value, dict):
         return {name: _exchanged(item, old, new) for name, item in value.items()}
     return value
-
-
-def _run_call(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Run an attention call and return its result; for a fused call with many queries, also keep the kernel's log-sum-exp."""
-    if not isinstance(call, FusedCall) or call.rows <= _LONG:
-        result: Tensor = func(args, kwargs)
-        return result
-    reader = LogSumExpReader()  # type: ignore[no-untyped-call]
-    with reader:
-        result = func(args, kwargs)
-    if reader.lse is not None:
-        call.know(reader.lse)
-    return result
 
 
 def _is_own(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401

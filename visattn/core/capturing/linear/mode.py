@@ -177,7 +177,7 @@ class LinearMode(CaptureMode):
         owner = self.owners.current()
         return "" if owner is None else owner[0]
 
-    def _computed(
+    def _run_call(
         self, entry: Entry | None, call: Call, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
         """Run an attention call so that a summand begins at its result, or with frozen weights."""
@@ -185,7 +185,7 @@ class LinearMode(CaptureMode):
         assert tracer is not None and entry is not None  # noqa: S101, PT018 - a forward pass runs, and its tape is known
         action = plan_of(tracer.tape).actions.get(tracer.at)
         with torch.no_grad():
-            out = super()._computed(entry, call, run, args, kwargs)
+            out = super()._run_call(entry, call, run, args, kwargs)
         if action is None:
             return out
         if action.kind == "pool":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from visattn.core.capturing.following.conclusions import concluded
-from visattn.core.capturing.following.linear_calls import is_linear
+from visattn.core.capturing.following.tape_readouts import is_linear
 from visattn.core.capturing.placing import moves
 from visattn.core.capturing.placing.mixing import in_one_and_term
 from visattn.core.capturing.placing.operation_table import row_of
