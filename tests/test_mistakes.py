@@ -225,10 +225,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "The mean over heads is fusion='mean'",
     ),
     "parameter that auto lacks": (lambda: explain(signed=True), "Name the method: attention_gradient, captum.saliency"),
-    "parameter of another method": (
-        lambda: explain(method="rollout", head=1),
-        "Methods with it: attention, contributions, attention_gradient",
-    ),
+    "parameter of another method": (lambda: explain(method="rollout", head=1), "Methods with it: attention, contributions"),
     "no image": (lambda: visattn.explain(vit()), 'image is missing. .*explain\\(model, "photo:chelsea"\\)'),
     "a preprocessed image": (
         lambda: explain(image=visattn.prepare("scene:7", vit())),
