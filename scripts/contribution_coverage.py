@@ -28,6 +28,7 @@ from pages import folded, write_section
 from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
+from visattn._support.checks import first_line
 from visattn._support.tables import Row, to_markdown, to_text
 from visattn.core.methods.from_attention.contributions import Contribution, parts_of
 from visattn.core.pipeline.summing import with_terms
@@ -69,7 +70,19 @@ def main() -> int:
             if options.names and name not in options.names:
                 continue
             began = time.perf_counter()
-            row, faults = examined(*build(name))
+            try:
+                made = build(name)
+            except Exception as error:  # of the library, such as a package that is missing
+                rows.append(
+                    {
+                        "library": library,
+                        "model": name,
+                        **dict.fromkeys(COLUMNS, ""),
+                        "refused": f"not built: {first_line(error)}",
+                    }
+                )
+                continue
+            row, faults = examined(*made)
             rows.append({"library": library, "model": name, **row})
             wrong += [f"{name}: {fault}" for fault in faults]
             print(f"{time.perf_counter() - began:6.1f} s  {name}  {row} {'; '.join(faults)}", file=sys.stderr, flush=True)
@@ -202,7 +215,7 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor]) -> tuple[int, fl
 
     The output of each attention layer and MLP becomes a leaf of the graph, and the norms behind them get frozen statistics. A term is the
     product of such an output with its gradient. Biases of norms are set to zero first, since they may be added behind an output. Models
-    with norms that are no `nn.LayerNorm` or other layers behind are left out, as are modules that add something else to their output.
+    with norms that are no `nn.LayerNorm` are left out, and those with a branch that is no module of its own.
     """
     with torch.no_grad():
         for module in model.modules():
@@ -210,11 +223,11 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor]) -> tuple[int, fl
                 module.bias.zero_()
     terms, _ = answered(model, score)
     modules = dict(model.named_modules())
-    named = [term for term in terms.terms if term.kind in ("attention", "branch") and _is_branch(modules.get(term.layer))]
-    branches = {term.layer: term for term in named}
+    named = [term for term in terms.terms if term.kind in ("attention", "branch")]
+    branches = {term.layer: term for term in named if _is_branch(modules.get(term.layer))}
     frozen = [text.removeprefix("statistics of ") for text in terms.frozen]
     is_mixed = any(type(module).__name__ in MIXED for module in modules.values())
-    if is_mixed or any(not _is_layer_norm(modules.get(name)) for name in frozen):
+    if len(branches) < len(named) or is_mixed or any(not _is_layer_norm(modules.get(name)) for name in frozen):
         return 0, 0.0
     leaves: dict[str, Tensor] = {}
 
@@ -248,14 +261,16 @@ def beside_hooks(model: nn.Module, score: Callable[[], Tensor]) -> tuple[int, fl
     shares = {
         name: 0.0 if slope is None else float((slope * leaves[name]).sum()) for name, slope in zip(names, slopes, strict=True)
     }
-    worst = max((abs(shares[name] - branches[name].total) for name in names), default=0.0)
+    # the biases of an output projection may be added by another module, behind this one
+    known = {name: (branches[name].total, branches[name].amount or 0.0) for name in names}
+    worst = max((min(abs(shares[name] - share) for share in known[name]) for name in names), default=0.0)
     return len(shares), worst / terms.absolute
 
 
 def _is_branch(module: nn.Module | None) -> bool:
     """Check whether the output of a module is that of one branch, by its class: those of blocks hold the stream too."""
     name = type(module).__name__
-    return any(part in name.lower() for part in ("attention", "attn", "mlp", "swiglu", "feedforward"))
+    return any(part in name.lower() for part in ("attention", "attn", "mlp", "swiglu", "feedforward", "gpsa", "mhsa"))
 
 
 def _is_layer_norm(module: nn.Module | None) -> bool:

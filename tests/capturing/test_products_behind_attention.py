@@ -351,7 +351,8 @@ def test_result_is_pytorchs_own_if_the_call_repeats_it() -> None:
 def test_log_sum_exp_is_kept_for_many_queries(queries: int, is_kept: bool) -> None:
     query, key = torch.randn(1, 1, queries, 4), torch.randn(1, 1, 7, 4)
     call = FusedCall(query, key, key)
-    out = modes._run_call(call, lambda args, kwargs: F.scaled_dot_product_attention(*args, **kwargs), (query, key, key), {})
+    run: Any = CaptureMode._run_call
+    out = run(None, None, call, lambda args, kwargs: F.scaled_dot_product_attention(*args, **kwargs), (query, key, key), {})
     assert torch.equal(out, F.scaled_dot_product_attention(query, key, key))
     assert (call.lse is not None) == is_kept
 
