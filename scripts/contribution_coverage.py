@@ -33,7 +33,7 @@ from visattn._support.tables import Row, to_markdown, to_text
 from visattn.core.methods.from_attention.contributions import Contribution, parts_of
 from visattn.core.pipeline.summing import with_terms
 from visattn.core.records.terms import ScoreTerms
-from visattn.errors import VisattnError
+from visattn.errors import OptionError, VisattnError
 
 DOCS = Path(__file__).parents[1] / "docs" / "contributions.md"
 BOUNDS = {torch.float32: 2e-6, torch.float64: 1e-12}  # of the difference over the sum of the magnitudes of all terms
@@ -124,7 +124,9 @@ def of_transformers(name: str) -> tuple[nn.Module, Run]:
 
     def run(dtype: torch.dtype) -> Tensor:
         out = model(**_first(inputs, dtype))
-        scores: Tensor = out.logits if hasattr(out, "logits") else out.logits_per_image
+        scores: Tensor | None = getattr(out, "logits", getattr(out, "logits_per_image", None))
+        if scores is None:
+            raise OptionError("its output has no scores.")
         return scores[0, 0]
 
     return model, run

@@ -41,6 +41,8 @@ PROOFS = {  # the longest of those that run beside others come first
     "contexts of calls": Proof("-m tests.contexts --pairs 4"),
     "oldest transformers": Proof("scripts/oldest_transformers.py"),
     "a run on a cluster": Proof("-m tests.batch.cluster 500", alone=True),
+    "contributions": Proof("scripts/contribution_coverage.py"),
+    "contributions and causes": Proof("scripts/contributions_of_causes.py"),
     "tasks of other libraries": Proof("scripts/task_coverage.py"),
     "Ultralytics": Proof("scripts/ultralytics_coverage.py"),
     "other libraries": Proof("scripts/library_coverage.py", alone=True),
