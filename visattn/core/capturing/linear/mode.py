@@ -209,7 +209,10 @@ class LinearMode(CaptureMode):
         weights = self._begun(action, entry, call.operand)
         out: Tensor = run(*call.starting_at(weights, (args, kwargs)))
         call.operand = weights
-        return out
+        if out.requires_grad:
+            return out
+        self.noted.pop()  # a sum of a product, which was made before
+        return self._begun(action, entry, out).clone()
 
 
 def _at_zero(

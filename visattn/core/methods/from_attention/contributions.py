@@ -130,7 +130,8 @@ def parts_of(recording: Recording, *, dtype: torch.dtype = torch.float64) -> tup
     inexact = next((part for part in parts if abs(part.difference) > _EXACT * terms.absolute), None)
     if inexact is not None:
         raise OptionError(
-            f"the heads of {inexact.layer} add {inexact.difference:+.2g} less than the model's own. Use method 'relevance'."
+            f"{named(inexact.layer)}: shares of tokens sum to {inexact.difference:+.2g} more than its heads add to the score, so they are "
+            "not drawn. Use method 'relevance'."
         )
     return terms, [part for part in parts if part.layout.grid]
 
@@ -169,6 +170,8 @@ def _other(term: Term) -> list[tuple[str, float]]:
 
 def _shares(record: AttentionRecord, term: Term, dtype: torch.dtype) -> Contribution:
     operator, prefix = record.operator.to(dtype), len(record.keys.prefix)
+    if operator.gradient is None:
+        raise OptionError(f"{record.name}: the score has no gradient at its weights, so its contributions have no place.")
     shares = torch.zeros(operator.shape[1], operator.shape[3], dtype=dtype, device=operator.device)
     for tile in operator.tiles(scratch=True):
         assert tile.grad is not None  # noqa: S101 - of a score
