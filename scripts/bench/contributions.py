@@ -39,9 +39,9 @@ def built(name: str) -> nn.Module:
     return model
 
 
-def explained(model: nn.Module, image: Tensor, target: Callable[[Tensor], Tensor] | int = 0) -> None:
-    """Compute the direct contributions to an output."""
-    visattn.explain(model, pixels=image, method="contributions", target=target)
+def explained(model: nn.Module, image: Tensor) -> None:
+    """Compute the direct contributions to the first output."""
+    visattn.explain(model, pixels=image, method="contributions", target=lambda output: output[:, 0])
 
 
 def cost(name: str, rounds: int) -> dict[str, list[float]]:
@@ -56,7 +56,7 @@ def memory(side: int) -> int:
     model = load()
 
     def run(side: int) -> None:
-        explained(model, pixels(model, side), lambda output: output[:, 0])
+        explained(model, pixels(model, side))
 
     run(SMALL)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
