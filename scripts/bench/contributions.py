@@ -17,6 +17,7 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 import visattn
 from bench.measuring import load, pixels, plain, series
@@ -29,6 +30,7 @@ from visattn.evaluation import patched_heads
 PATCHED = "vit_small_patch16_224"
 SMALL = 56  # side of the first image
 PHOTOS = "coffee", "astronaut"
+Parts = list[tuple[int, int]]  # block and head
 
 
 def built(name: str) -> nn.Module:
@@ -93,20 +95,22 @@ def by_hooks(model: Any, both: list[Prepared]) -> list[float]:  # noqa: ANN401 -
     for handle in handles:
         handle.remove()
     model(both[0].pixels)
-    for block, theirs in zip(model.blocks, kept, strict=True):
-        for start in range(0, heads, AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, heads))
+    parts = [(block, head) for block in range(len(kept)) for head in range(heads)]
+    for start in range(0, len(parts), AT_ONCE):
+        some = parts[start : start + AT_ONCE]
+        handles = list[RemovableHandle]()
+        for block in sorted({block for block, _ in some}):
 
-            def change(
-                _module: nn.Module, args: tuple[Tensor], theirs: Tensor = theirs, numbers: range = numbers
-            ) -> tuple[Tensor]:
+            def change(_module: nn.Module, args: tuple[Tensor], block: int = block, some: Parts = some) -> tuple[Tensor]:
                 own = args[0].clone()
-                for image, head in enumerate(numbers):
-                    own[image, :, head * width : (head + 1) * width] = theirs[0, :, head * width : (head + 1) * width]
+                for image, (of, head) in enumerate(some):
+                    if of == block:
+                        own[image, :, head * width : (head + 1) * width] = kept[block][0, :, head * width : (head + 1) * width]
                 return (own,)
 
-            handle = block.attn.proj.register_forward_pre_hook(change)
-            scores += model(both[0].pixels.expand(len(numbers), -1, -1, -1))[:, 0].tolist()
+            handles.append(model.blocks[block].attn.proj.register_forward_pre_hook(change))
+        scores += model(both[0].pixels.expand(len(some), -1, -1, -1))[:, 0].tolist()
+        for handle in handles:
             handle.remove()
     return scores
 

@@ -13,9 +13,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
+from visattn.core.capturing.interventions import each_part
+from visattn.core.families import describe
 from visattn.core.pipeline import replacing
 from visattn.core.pipeline.inputs import prepare
-from visattn.errors import OptionError, ShapeError
+from visattn.core.records.parts import Part
+from visattn.errors import CaptureError, OptionError, ShapeError
 from visattn.evaluation import patched_heads
 
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {  # timm's name, its arguments, and the module that reads all heads
@@ -47,28 +50,31 @@ def photos(model: Any) -> list[Image.Image]:
 
 @torch.no_grad()
 def by_hooks(
-    model: Any, name: str, block: int, change: Callable[[Tensor, Tensor, int], None], count: int, at_once: int
+    model: Any, name: str, parts: list[tuple[int, int]], change: Callable[[Tensor, Tensor, int], None], at_once: int
 ) -> list[float]:
-    """Return the score for each part: `change(own, theirs, number)` puts part `number` of theirs, `(N, D)`, into own."""
-    projection = model.blocks[block].get_submodule(MODELS[name][2])
+    """Return the score for each part of a block: `change(own, theirs, number)` puts part `number` of theirs, `(N, D)`, into own."""
+    projections = [block.get_submodule(MODELS[name][2]) for block in model.blocks]
     pixels, other = (prepare(photo, model).pixels for photo in photos(model))
     kept = list[Tensor]()
-    handle = projection.register_forward_pre_hook(lambda _, args: kept.append(args[0].clone()))
+    handles = [projection.register_forward_pre_hook(lambda _, args: kept.append(args[0].clone())) for projection in projections]
     model(other)
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     scores = list[float]()
-    for start in range(0, count, at_once):
-        numbers = range(start, min(start + at_once, count))
+    for start in range(0, len(parts), at_once):
+        some = parts[start : start + at_once]
 
-        def hook(_module: nn.Module, args: tuple[Tensor, ...], numbers: range = numbers) -> tuple[Tensor, ...]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], some: list[tuple[int, int]] = some) -> tuple[Tensor, ...]:
             own = args[0].clone()
-            for image, number in enumerate(numbers):
-                change(own[image], kept[0][0], number)
+            for image, (block, number) in enumerate(some):
+                if module is projections[block]:
+                    change(own[image], kept[block][0], number)
             return (own,)
 
-        handle = projection.register_forward_pre_hook(hook)
-        scores += model(pixels.expand(len(numbers), -1, -1, -1))[:, TARGET].tolist()
-        handle.remove()
+        handles = [projections[block].register_forward_pre_hook(hook) for block in {block for block, _ in some}]
+        scores += model(pixels.expand(len(some), -1, -1, -1))[:, TARGET].tolist()
+        for handle in handles:
+            handle.remove()
     return scores
 
 
@@ -91,8 +97,9 @@ def test_patches_equal_hooks(name: str) -> None:
     prefix, (rows, columns) = int(model.num_prefix_tokens), found.layout.grid  # type: ignore[arg-type]
     count = prefix + rows * columns
     for block, values in enumerate(found.values):
-        together = by_hooks(model, name, block, token, count, replacing.AT_ONCE)
-        alone = by_hooks(model, name, block, token, count, 1)
+        parts = [(block, number) for number in range(count)]
+        together = by_hooks(model, name, parts, token, replacing.AT_ONCE)
+        alone = by_hooks(model, name, parts, token, 1)
         shares = [(each - score) / (of_donor - score) for each in together]
         assert values.flatten().tolist() == torch.tensor(shares[prefix:], dtype=torch.float64).float().tolist()
         assert np.allclose(together, alone, rtol=0, atol=1e-5 * max(1, abs(score)))
@@ -114,9 +121,8 @@ def test_heads_equal_hooks(name: str) -> None:
         width = own.shape[-1] // heads
         own[:, number * width : (number + 1) * width] = theirs[:, number * width : (number + 1) * width]
 
-    expected = [
-        each for block in range(len(model.blocks)) for each in by_hooks(model, name, block, head, heads, replacing.AT_ONCE)
-    ]
+    parts = [(block, number) for block in range(len(model.blocks)) for number in range(heads)]
+    expected = by_hooks(model, name, parts, head, replacing.AT_ONCE)
     assert list(found.shares.values()) == [(each - score) / (of_donor - score) for each in expected]
     assert [row["change"] for row in found.rows()] == pytest.approx([each - score for each in expected])
 
@@ -194,3 +200,14 @@ def test_models_that_mix_images_run_them_one_by_one() -> None:
         for model in (mixing, plain_model)
     )
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_a_call_that_did_not_run_is_refused() -> None:
+    model = built("ViT")
+    pixels = torch.rand(1, 3, 64, 64)
+    with (
+        pytest.raises(CaptureError, match="no call 1 of blocks"),
+        torch.no_grad(),
+        each_part(model, describe(model, None, 0), [Part("blocks.0.attn", 1)]),
+    ):
+        model(pixels)

@@ -25,6 +25,7 @@ from visattn.core.pipeline.preprocessing import PreprocessingOptions
 from visattn.core.pipeline.replacing import replacing, results_of
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.core.provenance import Provenance
+from visattn.core.records.parts import Part
 from visattn.errors import OptionError
 from visattn.evaluation.intervals import mean_interval
 
@@ -225,9 +226,9 @@ def _losses(model: nn.Module, one: _OfPhoto, means: dict[str, Tensor]) -> Tensor
     """Return the score less that without each head, or with its mean output, `(heads,)`."""
     resolved = one.passed.resolved
     assert resolved is not None  # noqa: S101 - there is a target
-    losses = list[Tensor]()
+    parts = list[Part]()
+    for layer, heads in one.layers:
+        name, _, call = layer.partition(" #")
+        parts += [Part(name, int(call or 0), means.get(layer), head=head) for head in range(heads)]
     with replacing(model, one.prepared, resolved.score, one.passed.output) as replaced:
-        for layer, heads in one.layers:
-            name, _, call = layer.partition(" #")
-            losses.append(one.score - replaced(name, int(call or 0), means.get(layer), heads=list(range(heads))))
-    return torch.cat(losses)
+        return one.score - replaced(parts)

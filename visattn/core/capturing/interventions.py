@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +19,7 @@ from visattn.core.capturing.trace.operations import edited_weights
 from visattn.core.capturing.trace.tape import Attention
 from visattn.core.capturing.watching import NO_IMAGES, Watch
 from visattn.core.records import AttentionRecord, Recording, TokenLayout
+from visattn.core.records.parts import Part
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 
 __all__ = ["AttentionCall", "Edit", "intervene", "masked", "permuted", "scaled"]
@@ -45,6 +46,8 @@ class AttentionCall:
     key_index: Tensor
 
 
+Compute = Callable[[], Tensor]  # computes the result of an attention call
+
 # takes weights (B, heads, blocks, q, k) and the call they belong to; returns weights of the same shape
 Edit = Callable[[Tensor, AttentionCall], Tensor]
 
@@ -55,13 +58,13 @@ def intervene(
 ) -> Iterator[None]:
     """Edit the attention weights of the layers whose names match the glob; see `visattn.intervene`."""
 
-    def edited(name: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
+    def edited(name: str, call: Call, attention: Attention, arrangement: Arrangement, _: Compute) -> Tensor:
         """Return the result of an attention call with edited weights."""
         with torch._C.DisableTorchFunction():  # an enclosing capture records only `edited_weights` and the product
             weights = _edited(name, attention.call, call, arrangement, heads, edits)
         return call.mix(edited_weights(weights, *call.sources()))
 
-    with _replacing(model, description, layer, edited):
+    with _replacing(model, description, [layer], edited):
         yield
 
 
@@ -77,61 +80,66 @@ def patched(
     """Use results of attention of another forward pass in the layers whose names match; see `visattn.intervene`."""
     records = {(record.layer, record.call): record for record in other}
 
-    def patch(name: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
+    def patch(name: str, call: Call, attention: Attention, arrangement: Arrangement, compute: Compute) -> Tensor:
         """Return the result of an attention call with some heads and tokens of the other forward pass."""
-        own = call.compute()
+        own = compute()
         with torch._C.DisableTorchFunction():
             return _patched(name, own, call, arrangement, heads, tokens, records.get((name, attention.call)))
 
-    with _replacing(model, description, layer, patch):
+    with _replacing(model, description, [layer], patch):
         yield
 
 
 @contextmanager
-def each_part(
-    model: nn.Module,
-    description: ModelDescription,
-    layer: str,
-    number: int,
-    values: Tensor | None,
-    *,
-    heads: Sequence[int] | None = None,
-    tokens: Sequence[int] | None = None,
-) -> Iterator[None]:
-    """Replace another part of the result of one attention call in each image of the batch.
+def each_part(model: nn.Module, description: ModelDescription, parts: Sequence[Part]) -> Iterator[None]:
+    """Replace one part of the result of an attention call in each image of a batch, another one in each.
 
     Args:
         model: The model.
         description: Facts about the model.
-        layer: Name of the layer.
-        number: Index of the call among those of the layer.
-        values: `(1, heads, [blocks,] q, d)` result that the part is taken from; None: zero.
-        heads: The head that is replaced in each image; None: all.
-        tokens: The query token whose result is replaced in each image; None: all.
+        parts: A part for each image; those of one call take values of the same result.
 
     Yields:
         Nothing.
-    """
 
-    def change(_: str, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor:
-        own = call.compute()
-        if attention.call != number:
-            return own
+    Raises:
+        CaptureError: If the forward pass lacks one of these calls.
+    """
+    by_call: dict[tuple[str, int], list[Part | None]] = {}
+    for image, part in enumerate(parts):
+        by_call.setdefault(part[:2], [None] * len(parts))[image] = part
+
+    def change(name: str, call: Call, attention: Attention, arrangement: Arrangement, compute: Compute) -> Tensor | None:
+        chosen = by_call.pop((name, attention.call), None)
+        if chosen is None:
+            return None
+        own = compute()
         with torch._C.DisableTorchFunction():
             led = call.led(own)
             blocks = _blocked(arrangement.take(led))  # (images, heads, blocks, q, d)
+            values = next(part for part in chosen if part is not None).values
             given = blocks.new_zeros(()) if values is None else _blocked(values).to(blocks)
-            is_replaced = torch.ones((len(blocks), 1, 1, 1, 1), dtype=torch.bool, device=own.device)
-            if heads is not None:
-                every = torch.arange(blocks.shape[1], device=own.device)
-                is_replaced = is_replaced & (torch.tensor(heads, device=own.device)[:, None] == every)[:, :, None, None, None]
-            if tokens is not None:
-                rows = _rows(arrangement, call)
-                is_replaced = is_replaced & (torch.tensor(tokens, device=own.device)[:, None, None] == rows)[:, None, :, :, None]
+            is_replaced = _is_replaced(chosen, blocks.shape[1], _rows(arrangement, call))
             return call.laid_out(_in_lead(torch.where(is_replaced, given, blocks), call, arrangement, led.shape[-2:]))
 
-    with _replacing(model, description, glob_escape(layer), change):
+    layers = {glob_escape(part.layer) for part in parts}
+    with _replacing(model, description, layers, change, is_over=lambda: not by_call):
         yield
+    if by_call:
+        layer, number = next(iter(by_call))
+        raise CaptureError(f"the forward pass had no call {number} of {layer}, so nothing of it was replaced.")
+
+
+def _is_replaced(parts: Sequence[Part | None], heads: int, rows: Tensor) -> Tensor:
+    """Return which rows of which heads are replaced in each image, `(images, heads, blocks, q, 1)`; `rows` are their tokens."""
+    is_head = [[part is not None and part.head in (None, head) for head in range(heads)] for part in parts]
+    in_head = torch.tensor(is_head, device=rows.device)[:, :, None, None, None]
+    if all(part is None or part.token is None for part in parts):
+        return in_head
+    tokens = torch.tensor([-1 if part is None or part.token is None else part.token for part in parts], device=rows.device)
+    any_row = torch.tensor([part is not None and part.token is None for part in parts], device=rows.device)
+    in_rows = (tokens[:, None, None] == rows) | any_row[:, None, None]
+    return in_head & in_rows[:, None, :, :, None]
 
 
 def _blocked(result: Tensor) -> Tensor:
@@ -145,25 +153,38 @@ def _rows(arrangement: Arrangement, call: Call) -> Tensor:
     return torch.arange(call.rows, device=call.value.device)[None] if index is None else index
 
 
-Change = Callable[[str, Call, Attention, Arrangement], Tensor]  # takes a call that is about to run; returns its result
+# takes a call that is about to run; returns the result that replaces its own, or None
+Change = Callable[[str, Call, Attention, Arrangement, Compute], Tensor | None]
 
 
 @contextmanager
-def _replacing(model: nn.Module, description: ModelDescription, layer: str, change: Change) -> Iterator[None]:
-    """Replace the results of the attention layers whose names match the glob."""
+def _replacing(
+    model: nn.Module,
+    description: ModelDescription,
+    layers: Collection[str],
+    change: Change,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Replace the results of the attention layers whose names match one of the globs; once this `is_over`, nothing is intercepted."""
     is_edited: dict[str, bool] = {}  # by name of the attention layers that ran
 
-    def replace(name: str, owner: nn.Module, call: Call, attention: Attention) -> Tensor | None:
+    def replace(name: str, owner: nn.Module, call: Call, attention: Attention, compute: Compute) -> Tensor | None:
         """Return the result that replaces that of an attention call; None to leave the call as it is."""
-        matches = fnmatchcase(name, layer)
+        is_matching = any(fnmatchcase(name, layer) for layer in layers)
         with torch._C.DisableTorchFunction():
-            located = watch.arranged(call, attention, owner) if matches or attention.doubtful else None
+            located = watch.arranged(call, attention, owner) if is_matching or attention.doubtful else None
         is_attention = located is not None or not attention.doubtful
         if is_attention:
-            is_edited[name] = matches
-        return change(name, call, attention, located[0]) if matches and located is not None else None
+            is_edited[name] = is_matching
+        return change(name, call, attention, located[0], compute) if is_matching and located is not None else None
 
-    watch = Watch(model, description, lambda *_: None, replace)
+    def leave(*_: object) -> None:
+        """Stop after the last call that is replaced."""
+        if is_over():
+            watch.leave()
+
+    watch = Watch(model, description, leave, replace)
     with watch.watching():
         yield
     if watch.forward < 0:
@@ -174,7 +195,9 @@ def _replacing(model: nn.Module, description: ModelDescription, layer: str, chan
         raise CaptureError(f"the model was given {NO_IMAGES}. Pass such pixels to the whole model.")
     if not any(is_edited.values()):
         names = ", ".join(is_edited) or "none"
-        raise OptionError(f"no attention layer matches {printable(layer)!r}. The model's attention layers: {names}.")
+        raise OptionError(
+            f"no attention layer matches {printable(' or '.join(layers))!r}. The model's attention layers: {names}."
+        )
 
 
 def _patched(

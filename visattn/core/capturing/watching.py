@@ -187,6 +187,14 @@ class Watch:
         with torch._C.DisableTorchFunction():
             return self._partial.of_call(tracer.tape, attention)
 
+    def leave(self) -> None:
+        """Let the rest of the running forward pass of the whole model run without interception, if it agrees with a known tape so far."""
+        tracer = self._mode.tracer
+        if tracer is not None and tracer.known and self._part is None:
+            self._mode.tracer = self._mode.twin = None
+            self._mode.held.clear()
+            tracer.release()
+
     def want(self, tensor: Tensor) -> int | None:
         """Request the tokens of a tensor of the running forward pass; return its slot, the argument of `Forward.tokens`."""
         slot = None if self._mode.tracer is None else self._mode.tracer.slot_of(tensor)

@@ -28,20 +28,18 @@ from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.several import takes_several
 from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
+from visattn.core.records.parts import Part
 from visattn.errors import ShapeError
 
 __all__ = ["AT_ONCE", "patched", "patching_from", "replacing", "results_of"]
 
 AT_ONCE = 16  # images in a batch
-Replaced = Callable[..., Tensor]
+Replaced = Callable[[Sequence[Part]], Tensor]
 
 
 @contextmanager
 def replacing(model: nn.Module, prepared: Prepared, score: Callable[[Any], Tensor], output: Any) -> Iterator[Replaced]:  # noqa: ANN401
-    """Yield a function that returns the score of a photo for each of several parts of an attention call that are replaced.
-
-    Its arguments are the layer, the index of the call, the result that the parts are taken from (None: zero), and `heads` or `tokens`, one
-    for each score.
+    """Yield a function that returns the score of a photo with each of several parts of results of attention replaced.
 
     Args:
         model: The model.
@@ -53,22 +51,13 @@ def replacing(model: nn.Module, prepared: Prepared, score: Callable[[Any], Tenso
     with evaluating(model, frozen=True), torch.no_grad(), progress("parts replaced", "part") as bar:
         at_once = AT_ONCE if takes_several(model, pixels, output, prepared) else 1
 
-        def replaced(
-            layer: str,
-            call: int,
-            values: Tensor | None,
-            *,
-            heads: Sequence[int] | None = None,
-            tokens: Sequence[int] | None = None,
-        ) -> Tensor:
-            count, scores = len(heads or tokens or [0]), list[Tensor]()
-            for start in range(0, count, at_once):
-                of = slice(start, min(start + at_once, count))
-                chosen = {"heads": None if heads is None else heads[of], "tokens": None if tokens is None else tokens[of]}
-                many = pixels.expand(of.stop - start, *pixels.shape[1:])
-                with each_part(model, description, layer, call, values, **chosen):
-                    scores.append(score(answer_of(model, many, prepared)).double().cpu())
-                bar.update(of.stop - start)
+        def replaced(parts: Sequence[Part]) -> Tensor:
+            scores = list[Tensor]()
+            for start in range(0, len(parts), at_once):
+                some = parts[start : start + at_once]
+                with each_part(model, description, some):
+                    scores.append(score(answer_of(model, pixels.expand(len(some), *pixels.shape[1:]), prepared)).double().cpu())
+                bar.update(len(some))
             return torch.cat(scores)
 
         yield replaced

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,12 +40,10 @@ class Call(ABC):
         columns: Number of keys in a group.
         out: Result of the call, or where its graph begins; None until it is known.
         result: Copy of the result, if it was to be kept.
-        compute: Function that runs the model's own kernel, while the call is replaced.
     """
 
     out: Tensor | None = None
     result: Tensor | None = None
-    compute: Callable[[], Tensor]
     _operands: Sequence[str]
     _layout = torch.contiguous_format
     _kept = False

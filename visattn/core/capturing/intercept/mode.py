@@ -59,7 +59,8 @@ torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
 # both take the layer name, the module, the call and its note on the tape
 Receive = Callable[[str, nn.Module, Call, Attention], None]  # runs after the call
-Replace = Callable[[str, nn.Module, Call, Attention], Tensor | None]  # runs before the call; a tensor replaces its result
+# runs before the call, and may compute its result; a tensor replaces it
+Replace = Callable[[str, nn.Module, Call, Attention, Callable[[], Tensor]], Tensor | None]
 
 
 class CaptureMode(TorchFunctionMode):
@@ -289,11 +290,10 @@ class CaptureMode(TorchFunctionMode):
             call.scored = self.held.operands(tracer, attention.scores)
         self.calls[layer] += 1
         run = tracer.run if entry is None and product is not None else plainly
-        if self._replace is not None:
-            call.compute = partial(self._run_call, entry, call, partial(run, func), args, kwargs)
-        out = None if self._replace is None else self._replace(layer, owner, call, attention)
+        compute = partial(self._run_call, entry, call, partial(run, func), args, kwargs)
+        out = None if self._replace is None else self._replace(layer, owner, call, attention, compute)
         if out is None:
-            out = self._run_call(entry, call, partial(run, func), args, kwargs) if flex_results is None else flex_results[0]
+            out = compute() if flex_results is None else flex_results[0]
             if odd and (flex_results is not None or not _is_own(func, args, kwargs, out)):
                 self.calls[layer] -= 1
                 self.hidden[layer] = _CHANGED

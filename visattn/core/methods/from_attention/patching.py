@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from visattn.core.methods.method import Method, needs
 from visattn.core.methods.result import to_map
 from visattn.core.methods.selection import NOTHING, named, one_forward
 from visattn.core.records import AttentionRecord, Recording
+from visattn.core.records.parts import Part
 from visattn.errors import OptionError, ShapeError
 
 __all__ = ["Patches", "patching", "recovered_by_heads"]
@@ -32,29 +33,36 @@ class Patches:
         donor: Recording of the other photo, with the results of attention.
         score: Score of the photo.
         of_donor: Score of the other photo.
-        replaced: Function from a layer, the index of its call, the results of the donor and `heads` or `tokens` to the scores of the photo
-            with each of these replaced.
+        replaced: Function from parts of results of attention to the score of the photo with each of them replaced.
     """
 
     donor: Recording
     score: float
     of_donor: float
-    replaced: Callable[..., Tensor]
+    replaced: Callable[[Sequence[Part]], Tensor]
 
     __repr__ = brief
 
-    def recovered(self, record: AttentionRecord, **parts: list[int]) -> Tensor:
-        """Return the share of the difference between the scores that each of some parts brings with it.
+    def recovered(self, parts: Sequence[Part]) -> Tensor:
+        """Return the share of the difference between the scores that each part brings with it.
 
         Raises:
-            OptionError: If the scores do not differ, or the donor did not run this layer.
-            ShapeError: If the donor has other tokens.
+            OptionError: If the scores do not differ.
         """
         rise = self.of_donor - self.score
         if abs(rise) <= _SAME * max(abs(self.score), abs(self.of_donor)):
             raise OptionError(
                 f"both photos have the score {self.score:.4g}, so there is no difference to recover. Choose another target."
             )
+        return (self.replaced(parts) - self.score) / rise
+
+    def of_layer(self, record: AttentionRecord) -> Part:
+        """Return the result of a layer, of all heads and tokens, with that of the donor.
+
+        Raises:
+            OptionError: If the donor did not run this layer.
+            ShapeError: If the donor has other tokens.
+        """
         other = next((each for each in self.donor if (each.layer, each.call) == (record.layer, record.call)), None)
         if other is None or other.output is None:
             raise OptionError(f"{named(record.layer)} did not run for the other photo.")
@@ -62,7 +70,7 @@ class Patches:
             raise ShapeError(
                 f"{named(record.layer)} has other tokens for the other photo. Choose one that the model sees at the same size."
             )
-        return (self.replaced(record.layer, record.call, other.output, **parts) - self.score) / rise
+        return Part(record.layer, record.call, other.output)
 
 
 def patching(recording: Recording, patches: Patches, *, donor: Any | str, layer: int | str = "all") -> AttentionMap:  # noqa: ANN401
@@ -94,10 +102,11 @@ def patching(recording: Recording, patches: Patches, *, donor: Any | str, layer:
     records = _chosen(recording, layer)
     layout, rows, numbers = records[0].queries, list[Tensor](), list[tuple[str, float]]()
     for record in records:
-        shares = patches.recovered(record, tokens=list(range(len(layout))))
+        whole = patches.of_layer(record)
+        shares = patches.recovered([whole._replace(token=token) for token in range(len(layout))])
         rows.append(shares)
         numbers += [(f"{record.name}: {name}", float(share)) for name, share in zip(layout.prefix, shares, strict=False)]
-        numbers.append((f"{record.name}: all tokens", float(patches.recovered(record))))
+        numbers.append((f"{record.name}: all tokens", float(patches.recovered([whole]))))
     values = torch.stack(rows).float()
     every = layer == "all"
     return to_map(
@@ -123,12 +132,13 @@ def recovered_by_heads(recording: Recording, patches: Patches) -> dict[tuple[str
         OptionError: See `patching`.
         ShapeError: See `patching`.
     """
-    found: dict[tuple[str, int], float] = {}
+    parts: dict[tuple[str, int], Part] = {}
     for record in recording:
         if _refusal_of(record) is None:
-            shares = patches.recovered(record, heads=list(range(record.operator.shape[1])))
-            found |= {(record.name, head): float(share) for head, share in enumerate(shares)}
-    return found
+            whole = patches.of_layer(record)
+            parts |= {(record.name, head): whole._replace(head=head) for head in range(record.operator.shape[1])}
+    shares = patches.recovered(list(parts.values()))
+    return {head: float(share) for head, share in zip(parts, shares, strict=True)}
 
 
 def _notes(patches: Patches, records: list[AttentionRecord], numbers: list[tuple[str, float]], donor: str) -> tuple[str, ...]:
