@@ -188,7 +188,7 @@ def examined(model: nn.Module, run: Run) -> tuple[Row, list[str]]:
             terms, parts = answered(model, lambda: run(dtype))  # noqa: B023 - called at once
         except VisattnError as error:
             return row | {"refused": str(error)}, faults
-        scale, worst = terms.absolute, max(abs(part.difference) for part in parts)
+        scale, worst = terms.absolute, max((abs(part.difference) for part in parts), default=0.0)
         bound = BOUNDS[terms.dtype or dtype]  # some models compute norms in float32, whatever their type
         row |= {
             f"{title}, over magnitudes": f"{abs(terms.difference) / scale:.1e}",
