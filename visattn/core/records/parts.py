@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+__all__ = ["Part"]
+
 
 class Part(NamedTuple):
     """A part of the result of an attention call, and what replaces it.
