@@ -376,7 +376,7 @@ def test_model_continues_with_the_tensor_that_replaces_a_result() -> None:
     given = torch.full((2, 1, 6, 3), 7.0)
     ran: list[str] = []
 
-    def replace(layer: str, owner: nn.Module, call: Any, attention: Any) -> Tensor | None:
+    def replace(layer: str, owner: nn.Module, call: Any, attention: Any, _compute: Any) -> Tensor | None:
         assert (layer, type(owner), attention.layer) == ("attn", Layer, "attn")
         ran.append(type(call).__name__)
         return given if len(ran) % 2 else None

@@ -56,7 +56,7 @@ def test_rule_is_asked_for_the_places_of_a_call(early: bool) -> None:
     rule, found = Rule(), []
     seen: Seen | None = None
 
-    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any) -> None:
+    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any, _compute: Any) -> None:
         if early and seen is not None:
             found.append(seen.watch.arranged(call, attention, owner))
 

@@ -126,7 +126,7 @@ def test_layouts_may_be_asked_for_before_a_call_runs() -> None:
     found: list[Any] = []
     seen: Seen | None = None
 
-    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any) -> None:
+    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any, _compute: Any) -> None:
         assert seen is not None
         found.append(seen.watch.arranged(call, attention, owner))
 
@@ -145,7 +145,7 @@ def test_layouts_may_be_asked_for_before_a_call_runs() -> None:
 def test_conclusions_before_the_end_are_completed() -> None:
     seen: Seen | None = None
 
-    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any) -> None:
+    def replace(_layer: str, owner: nn.Module, call: Any, attention: Any, _compute: Any) -> None:
         assert seen is not None
         seen.watch.arranged(call, attention, owner)
 
