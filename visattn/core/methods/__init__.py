@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         AttentionSteps as AttentionSteps,
         attention_steps as attention_steps,
     )
+    from visattn.core.methods.from_attention.contributions import contributions as contributions
     from visattn.core.methods.from_attention.flow import attention_flow as attention_flow
     from visattn.core.methods.from_attention.gradients import (
         attention_gradient as attention_gradient,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from visattn.core.methods.from_attention.legrad import legrad as legrad
     from visattn.core.methods.from_attention.norm import norm_attention as norm_attention
+    from visattn.core.methods.from_attention.patching import patching as patching
     from visattn.core.methods.from_attention.relevance import relevance as relevance
     from visattn.core.methods.from_attention.rollout import rollout as rollout
     from visattn.core.methods.from_attention.transition import transition_attention as transition_attention
