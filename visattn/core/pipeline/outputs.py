@@ -203,10 +203,15 @@ class PredictedClass:
 
 
 def tensor_of(output: Any, *names: str) -> Tensor | None:  # noqa: ANN401
-    """Return the first of these tensors of an output.
+    """Return the first of these tensors of an output; None if there is none, or it has no numbers.
 
     A tensor counts as its `logits`, and so does one of two tensors `(B, k)` if the other is their softmax or their sigmoid.
     """
+    found = _tensor_of(output, names)
+    return found if found is not None and found.numel() else None
+
+
+def _tensor_of(output: Any, names: Sequence[str]) -> Tensor | None:  # noqa: ANN401
     if isinstance(output, Tensor):
         return output if "logits" in names else None
     if type(output) is tuple and len(output) == 2 and "logits" in names:

@@ -25,7 +25,7 @@ from visattn.core.families import InputSpec
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import tensor_of
-from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
+from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target, not_finite
 from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 
@@ -96,6 +96,7 @@ def one_pass(
 
     Raises:
         NoClasses: If the target is a class and the model has none.
+        ModelError: If the score is NaN or infinite.
         OptionError: If the target, or one score per layer, does not fit the model.
         ShapeError: If the score of several images is not one number for each.
         UnsupportedModel: If the model takes another input size.
@@ -129,6 +130,8 @@ def one_pass(
                 else:
                     with summing.frozen_norms(recording) if terms else nullcontext():
                         score = _of_each(resolved.score(output), len(pixels))
+                        if not resolved.scores and not bool(score.isfinite().all()):  # those of classes were checked
+                            raise ModelError(not_finite(score.tolist()))
             graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)

@@ -17,14 +17,14 @@ from visattn._support.typed import check_types
 from visattn._support.types import Space, Task
 from visattn.core.families.timm import imagenet_classes
 from visattn.core.pipeline.outputs import Meaning, tensor_of
-from visattn.errors import OptionError, ShapeError
+from visattn.errors import ModelError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     from visattn._support import nested
 else:
     nested = Later("visattn._support.nested")
 
-__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions"]
+__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "not_finite"]
 
 _NAMED = re.compile(r"\s*(\w+)\s*:(.*)", re.DOTALL)
 KINDS = {  # files that complete targets which name something in the output
@@ -55,6 +55,11 @@ class _Given(TargetOptions, total=False):
 
 class NoClasses(OptionError):
     """The model's output has no class logits."""
+
+
+def not_finite(score: object) -> str:
+    """Return what is said of a score that is NaN or infinite."""
+    return f"the score that the model gives is {score}. Check the weights and the input that give it."
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Target:
             OptionError: If a class does not exist.
             ShapeError: If the number of classes differs from the number of images.
             NoClasses: If the output is not a tensor of logits `(B, classes)`.
+            ModelError: If the score is NaN or infinite.
         """
         one_of(self.target_space, get_args(Space), "target space")
         output = _logits(output) if not callable(self.of) else output
@@ -139,7 +145,7 @@ class Target:
             named = getattr(of, "described", "") or f"{getattr(of, '__name__', 'a function')} of the output"
             return ResolvedTarget(of, (named,))
         few = 1 if self.of is not None or self.task is not None else 2  # a single output is explained if it is asked for
-        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < few:
+        if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < few or not len(output):
             shape = tuple(output.shape) if isinstance(output, Tensor) else nested.described(output)
             is_single = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
             advice = f"Explain its only output: {option('target', '0')}." if is_single else _without_class()
@@ -162,6 +168,8 @@ class Target:
             return picked if versus is None else picked - values[:, versus]
 
         chosen_scores, shares = score(seen), meaning.probabilities(seen)
+        if not bool(chosen_scores.isfinite().all()):
+            raise ModelError(not_finite(chosen_scores.tolist()))
         texts, scores = [], []
         for image, index in enumerate(chosen.tolist()):
             named = f"{before}{meaning.named(index)}" + ("" if versus is None else f" versus {meaning.named(versus)}")

@@ -56,7 +56,7 @@ def vectors_of(tape: Tape, attention: Attention) -> Vectors | None:
         return None
     (first, first_axes), (second, second_axes) = numbered
     numbers = _moved_to_weights(tape, attention, first, second)
-    if numbers is None:
+    if numbers is None or not numbers[0].numel():  # unknown, or a call without tokens
         return None
     axes = first_axes, second_axes
     for query_side, key_side in ((0, 1), (1, 0)):
