@@ -11,10 +11,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
+from visattn import evaluation
 from visattn.core.pipeline.inputs import prepare
 from visattn.core.pipeline.summable import terms_refusal
 from visattn.core.pipeline.target_choices import choices_of
-from visattn.errors import ModelError, VisattnError
+from visattn.errors import ModelError, OptionError, UnsupportedModel, VisattnError
 
 
 class Model(nn.Module):
@@ -43,6 +44,12 @@ MODELS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], object]]]
     "an empty list": (same, lambda _: []),
     "no tokens": (lambda tokens: tokens[:, :0], same),
     "no token above a limit": (lambda tokens: tokens[:, tokens[0, :, 0] > 1e9], same),
+    "one number": (same, lambda out: out.sum()),
+    "no memory": (same, lambda out: out.to("meta")),
+    "text": (same, lambda _: "text"),
+    "whole numbers": (same, lambda out: out.long()),
+    "truth values": (same, lambda out: out > 0),
+    "complex numbers": (same, lambda out: out.to(torch.complex64)),
     "NaN": (same, lambda out: out * float("nan")),
     "infinity": (same, lambda out: out + float("inf")),
 }
@@ -115,3 +122,14 @@ def test_values_of_attention_without_tokens_are_captured(name: str) -> None:
     with torch.no_grad(), visattn.capture(of, values=True, outputs=True) as recording:
         of(torch.rand(1, 3, 224, 224))
     assert [record.layer for record in recording] == ["attention"]
+
+
+@pytest.mark.parametrize("name", ["no tokens", "no token above a limit"])
+def test_attention_without_tokens_has_no_statistics(name: str) -> None:
+    of = model(name)
+    with torch.no_grad(), visattn.capture(of) as recording:
+        of(torch.rand(1, 3, 224, 224))
+    with pytest.raises(OptionError, match="no tokens"):
+        evaluation.statistics(recording)
+    with pytest.raises(UnsupportedModel, match="there are no tokens in attention"):
+        evaluation.Survey(of).add(photo(), "photo")

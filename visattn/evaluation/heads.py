@@ -148,6 +148,10 @@ def _distributions(record: AttentionRecord, dtype: torch.dtype) -> Operator:
             f"{record.layer}: attention rows do not sum to 1 in this layer, so they have no entropy. "
             "Leave it out: recording.select(layer=[...])."
         )
+    if 0 in record.operator.shape:
+        raise OptionError(
+            f"{record.layer}: attention among no tokens has no statistics. Leave it out: recording.select(layer=[...])."
+        )
     return record.operator.to(dtype)
 
 

@@ -281,6 +281,7 @@ def _with_distributions(recording: Recording) -> tuple[Recording, list[tuple[str
     for record in recording:
         why = None if record.probability else "rows do not sum to 1"
         why = "channels attend to channels" if record.kind == "channel" else why
+        why = "there are no tokens" if 0 in record.operator.shape else why
         if why is None:
             kept.append(record)
         else:

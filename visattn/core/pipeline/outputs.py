@@ -208,7 +208,7 @@ def tensor_of(output: Any, *names: str) -> Tensor | None:  # noqa: ANN401
     A tensor counts as its `logits`, and so does one of two tensors `(B, k)` if the other is their softmax or their sigmoid.
     """
     found = _tensor_of(output, names)
-    return found if found is not None and found.numel() else None
+    return found if found is not None and found.numel() and not found.is_meta else None
 
 
 def _tensor_of(output: Any, names: Sequence[str]) -> Tensor | None:  # noqa: ANN401

@@ -169,7 +169,9 @@ def with_readout(model: nn.Module, prepared: Prepared, recording: Recording) -> 
         capture(model, features="none", gates=False, gradients=True) as graded,
     ):
         output = tensor_of(answer_of(model, pixels, prepared), "logits", "pooler_output")
-    return recording if output is None else replace(recording, readouts=graded.read_by(output).without_graph().readouts)
+    if output is None or not output.ndim:
+        return recording
+    return replace(recording, readouts=graded.read_by(output).without_graph().readouts)
 
 
 def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # noqa: ANN401 - a model's own

@@ -26,7 +26,8 @@ def terms_refusal(model: nn.Module, prepared: Prepared) -> str | None:
             return NOTHING
         except VisattnError as error:
             return str(error)
-        numbers = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.numel()]
+        tensors = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor) and not leaf.is_meta]
+        numbers = [tensor for tensor in tensors if tensor.requires_grad and tensor.numel()]
         if not numbers:
             return "the output does not depend on the image through layers that are linear."
         with torch.enable_grad():

@@ -88,7 +88,7 @@ def _resolves(model: nn.Module, prepared: Prepared, output: Any, example: str) -
 def _numbers(model: nn.Module, prepared: Prepared, output: Any) -> Iterator[Choice]:  # noqa: ANN401
     """Yield the targets of an output `(B, k)`, or `(B,)`: a class, a label or a number, by what is known of it."""
     numbers = tensor_of(output, "logits")
-    if numbers is None or numbers.ndim > 2 or not numbers.is_floating_point():
+    if numbers is None or numbers.ndim not in (1, 2) or not numbers.is_floating_point():
         return
     outputs = numbers.detach().reshape(len(numbers), -1)
     labels, best, count = labels_of(model), int(outputs[0].argmax()), outputs.shape[1]

@@ -150,8 +150,9 @@ class Target:
             is_single = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 1
             advice = f"Explain its only output: {option('target', '0')}." if is_single else _without_class()
             raise NoClasses(f"a class target needs outputs (B, classes), the model returned {shape}. {advice}")
-        if not output.is_floating_point():
-            raise NoClasses(f"a class target needs floating-point outputs, the model returned {output.dtype}. {_without_class()}")
+        if not output.is_floating_point() or output.is_meta:
+            got = "numbers of the device meta" if output.is_meta else output.dtype
+            raise NoClasses(f"a class target needs floating-point outputs, the model returned {got}. {_without_class()}")
         classes = output.shape[1]
         if self.labels is not None and len(self.labels) < classes:
             raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name per line.")
