@@ -108,7 +108,7 @@ def test_finite_weights_give_a_map_and_a_score() -> None:
     with torch.no_grad():
         broken.head.weight[:] = torch.nan
     with pytest.raises(
-        MapError, match=r"\d+ of \d+ map values are NaN or infinite\. Check the weights, the input and the target"
+        ModelError, match=r"the score is NaN or infinite\. Check the weights, the input and the target that give it"
     ):
         visattn.explain(broken, PHOTO, method="gradcam", target=0, **options)
     with pytest.raises(
@@ -172,6 +172,6 @@ def test_a_target_without_nan_gives_a_map() -> None:
     def target(factor: float) -> Any:
         return lambda outputs: outputs[:, 0] * factor
 
-    with pytest.raises(MapError, match=r"Check the weights, the input and the target that give them"):
+    with pytest.raises(ModelError, match=r"Check the weights, the input and the target that give it"):
         visattn.explain(tiny.vit(), PHOTO, method="relevance", target=target(torch.nan))
     assert visattn.explain(tiny.vit(), PHOTO, method="relevance", target=target(1.0)).map.values.isfinite().all()

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from visattn._support.faces import Later
-from visattn.errors import OptionError
+from visattn.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
     from visattn._support import other_words
@@ -84,6 +84,12 @@ def at_least(what: str, value: int, low: int = 1) -> int:
     if not isinstance(value, int) or value < low:
         raise OptionError(f"{what} must be a whole number of at least {low}, got {printable(repr(value))}.")
     return value
+
+
+def check_scores(scores: Any) -> None:  # noqa: ANN401 - a tensor
+    """Raise ModelError if a score is NaN or infinite."""
+    if not bool(scores.isfinite().all()):
+        raise ModelError("the score is NaN or infinite. Check the weights, the input and the target that give it.")
 
 
 def whole_number(text: str) -> int | None:

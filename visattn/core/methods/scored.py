@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from visattn._support.checks import one_of
+from visattn._support.checks import check_scores, one_of
 from visattn._support.language import option
 from visattn._support.opencv import cv2
 from visattn._support.reprs import brief
@@ -25,7 +25,7 @@ from visattn.core.methods import segments
 from visattn.core.methods.result import to_map
 from visattn.core.methods.segments import Parts, Segments
 from visattn.core.records import Recording, TokenLayout
-from visattn.errors import ModelError, OptionError, ShapeError
+from visattn.errors import OptionError, ShapeError
 
 Baseline = Literal["mean", "black", "blur"]
 Score = Callable[[Tensor], Tensor]
@@ -275,8 +275,7 @@ class CountingScore:
         found = self._score(pixels)
         if tuple(found.shape) != (len(pixels),):
             raise ShapeError(f"the score must be one number for each of {len(pixels)} images, got {tuple(found.shape)}.")
-        if not bool(found.isfinite().all()):
-            raise ModelError("the score is NaN or infinite. Check the weights, the input and the target that give it.")
+        check_scores(found)
         return found
 
 

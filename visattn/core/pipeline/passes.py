@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visattn._support.checks import first_line
+from visattn._support.checks import check_scores, first_line
 from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.modes import callers_autocast, callers_modes, evaluating, seeded
@@ -25,7 +25,7 @@ from visattn.core.families import InputSpec
 from visattn.core.pipeline.captures import capture
 from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.outputs import tensor_of
-from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target, not_finite
+from visattn.core.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.core.records import NoGradient, Recording, split_call
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 
@@ -130,8 +130,8 @@ def one_pass(
                 else:
                     with summing.frozen_norms(recording) if terms else nullcontext():
                         score = _of_each(resolved.score(output), len(pixels))
-                        if not resolved.scores and not bool(score.isfinite().all()):  # those of classes were checked
-                            raise ModelError(not_finite(score.tolist()))
+                        if not resolved.scores:  # those of classes were checked
+                            check_scores(score)
             graded = _graded(model, recording, score)
             provenance = graded.provenance.but(target=resolved.texts, scores=resolved.scores)
             recording = replace(graded.without_graph(), provenance=provenance)

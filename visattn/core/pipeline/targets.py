@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from torch import Tensor
 
-from visattn._support.checks import one_of, whole_number
+from visattn._support.checks import check_scores, one_of, whole_number
 from visattn._support.faces import Later
 from visattn._support.language import option, worded
 from visattn._support.reprs import brief
@@ -17,14 +17,14 @@ from visattn._support.typed import check_types
 from visattn._support.types import Space, Task
 from visattn.core.families.timm import imagenet_classes
 from visattn.core.pipeline.outputs import Meaning, tensor_of
-from visattn.errors import ModelError, OptionError, ShapeError
+from visattn.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
     from visattn._support import nested
 else:
     nested = Later("visattn._support.nested")
 
-__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions", "not_finite"]
+__all__ = ["NoClasses", "Of", "ResolvedTarget", "Target", "TargetOptions"]
 
 _NAMED = re.compile(r"\s*(\w+)\s*:(.*)", re.DOTALL)
 KINDS = {  # files that complete targets which name something in the output
@@ -55,11 +55,6 @@ class _Given(TargetOptions, total=False):
 
 class NoClasses(OptionError):
     """The model's output has no class logits."""
-
-
-def not_finite(score: object) -> str:
-    """Return what is said of a score that is NaN or infinite."""
-    return f"the score that the model gives is {score}. Check the weights and the input that give it."
 
 
 @dataclass(frozen=True)
@@ -169,8 +164,7 @@ class Target:
             return picked if versus is None else picked - values[:, versus]
 
         chosen_scores, shares = score(seen), meaning.probabilities(seen)
-        if not bool(chosen_scores.isfinite().all()):
-            raise ModelError(not_finite(chosen_scores.tolist()))
+        check_scores(chosen_scores)
         texts, scores = [], []
         for image, index in enumerate(chosen.tolist()):
             named = f"{before}{meaning.named(index)}" + ("" if versus is None else f" versus {meaning.named(versus)}")
