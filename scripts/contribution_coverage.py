@@ -292,8 +292,8 @@ def summary(rows: list[Row]) -> list[Row]:
                 "models": len(own),
                 "terms add up": len(exact),
                 "refused with a reason": len(own) - len(exact),
-                "with terms beside hooks": len(compared),
-                "terms beside hooks": sum(row["terms beside hooks"] for row in compared),
+                "models compared with hooks": len(compared),
+                "terms compared": sum(row["terms beside hooks"] for row in compared),
             }
         )
     return totals

@@ -33,7 +33,9 @@ def _contributions() -> Image.Image:
     """Draw the map of all heads, and those of the heads that raise and lower the score most, for two networks."""
     caused = Image.fromarray(CausedScenes(CAUSE, NUMBER + 1, seed=SEED).scene(NUMBER).image)  # type: ignore[arg-type]
     rows = [_row(MODEL, SCENE, MODEL), _row(str(CAUSES / f"{CAUSE}_vit_0"), caused, f"it decides by {CAUSE}")]
-    notes = ("Red raises the logit of the predicted class, blue lowers it. Captions: what all patches add together.",)
+    notes = (
+        "Red raises the logit of the predicted class, blue lowers it. Each panel has its own scale; its caption is what all patches add.",
+    )
     return sheet(rows, panel=PANEL, title="Direct contributions of patches", notes=notes)
 
 

@@ -126,4 +126,4 @@ def test_heads_that_others_make_up_for_are_marked() -> None:
     marked = [bool(row["opposite"]) for row in one.rows()[: DEPTH * HEADS]]
     expected = (direct * loss < 0) & (direct.abs() > 0.01 * direct.abs().max()) & (loss.abs() > 0.01 * loss.abs().max())
     assert marked == expected.tolist()
-    assert True in marked
+    assert any(marked)  # else nothing was compared
