@@ -75,6 +75,25 @@ def test_map_shows_the_gate_at_its_position() -> None:
     assert len(found) <= 8
 
 
+def test_the_photo_comes_first_only_where_no_map_or_window_shows_it() -> None:
+    def has_color(recording: Recording) -> bool:
+        """Check whether the middle of the first panel shows the photo, which is noise; maps are gray there."""
+        middle = np.asarray(page_of(recording, prepared, panel=72, opacity=1.0, colormap="gray"))[70:110, 36:72].astype(int)
+        return bool(np.ptp(middle, -1).max() > 100)
+
+    bars, prepared = seen(network(ours.SqueezeExcite(8)))
+    maps, _ = seen(network(ours.CBAM(8)))
+    assert has_color(bars)
+    assert not has_color(maps)
+
+
+def test_the_last_map_is_the_default() -> None:
+    recording, _ = seen(network(ours.CBAM(8), ours.CBAM(8)))
+    assert gates(recording).provenance.parameters["layer"] == "2"
+    assert torch.equal(gates(recording).values, gates(recording, layer="2").values)
+    assert not torch.equal(gates(recording).values, gates(recording, layer="1").values)
+
+
 def test_gate_of_attached_attention_is_stated() -> None:
     model = network()
     visattn.attach(model, "cbam", ["0"], init=0.25)

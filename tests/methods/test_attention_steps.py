@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 import visattn
@@ -228,6 +229,26 @@ def test_the_page_holds_a_panel_for_each_step_and_its_provenance() -> None:
         assert last - first < 100
     columns = [first // 108 for first, _ in starts]  # a panel and a gap
     assert columns == [0, 1, 2, 3, 4]
+
+
+def test_the_ring_stands_on_the_query() -> None:
+    """Check the distance of the rings of two queries, on a photo that is shown in its own size."""
+    _, recording = seen()
+    photo, geometry = Image.new("RGB", (128, 96)), Geometry((96, 128), (48, 64), Box(0, 0, 96, 128))
+
+    def middle(query: str) -> tuple[float, float]:
+        found = attention_steps(recording, layer=2, query=query)
+        without = replace(found.map, facts=replace(found.map.facts, query_at=()))
+        pages = (
+            np.asarray(step_page(photo, shown, geometry, found.weights.numpy(), panel=128, title=""))
+            for shown in (found.map, without)
+        )
+        page, other = (page[:140, :140] for page in pages)  # the first panel
+        rows, columns = np.nonzero((page != other).any(-1))
+        return (rows.min() + rows.max()) / 2, (columns.min() + columns.max()) / 2
+
+    (top, left), (bottom, right) = middle("patch:0,0"), middle("patch:2,2")
+    assert (bottom - top, right - left) == pytest.approx((64, 64), abs=2)  # two patches of 16, twice as large on the photo
 
 
 def changed_columns(page: Any, other: Any) -> tuple[int, int]:

@@ -83,6 +83,22 @@ def test_a_similarity_freezes_the_length_of_the_embedding_and_says_so() -> None:
     assert "length of the embedding in the target" in frozen
 
 
+def test_the_note_on_all_terms_tells_each_kind_of_term() -> None:
+    found = explained(vit(), target=1)
+    note = next(text for text in found.provenance.notes if text.startswith("all terms: ")).removeprefix("all terms: ")
+    told = {words.rpartition(" ")[0]: float(words.rpartition(" ")[2]) for words in note.split(", ")}
+    assert list(told) == ["patches through heads", "class token and registers through heads", "MLPs", "embedding", "biases"]
+    kinds = {
+        "patches through heads": lambda name: name.endswith(": patches"),
+        "MLPs": lambda name: ".mlp" in name,
+        "embedding": lambda name: "embed" in name,
+    }
+    for kind, is_of in kinds.items():
+        whole = math.fsum(value for name, value in found.map.facts.numbers if is_of(name))
+        assert told[kind] == pytest.approx(whole, rel=2e-3), kind
+    assert math.fsum(told.values()) == pytest.approx(total(found), abs=1e-3 * sum(map(abs, told.values())))
+
+
 def test_layers_and_heads_sum_to_the_whole() -> None:
     model = vit()
     whole = explained(model, target=1).map.values
