@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 Size = tuple[int, int]
 CLIP = "image_features", "text_features", "logit_scale"
@@ -102,14 +104,23 @@ def gradcam(
             return tensor.clone()
         return (tensor.clone(), *output[1:])
 
-    handle = model.get_submodule(name).register_forward_hook(keep)
+    norms = [part for part in model.modules() if isinstance(part, (_BatchNorm, _InstanceNorm))]
+    handles = [part.register_forward_hook(_like_its_input) for part in norms]
+    handles.append(model.get_submodule(name).register_forward_hook(keep))
     with torch.enable_grad():
         number = score(run())
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     feature = outputs[int(call) if call else -1]
     (slope,) = torch.autograd.grad(number, [feature])
     values, slopes = (_by_position(tensor[0].double(), grid, first) for tensor in (feature.detach(), slope))
     return (values * slopes.mean(0)).sum(1).clamp_min(0).view(*grid)
+
+
+def _like_its_input(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+    """Let the gradient of a norm lie in memory as its input does; else PyTorch computes a wrong one for a single image on the CPU."""
+    if output.requires_grad:
+        output.register_hook(lambda slope: torch.empty_like(args[0]).copy_(slope))
 
 
 def _by_position(tensor: Tensor, grid: Size, first: int | None) -> Tensor:
