@@ -120,7 +120,7 @@ def gradcam(
 def _like_its_input(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
     """Let the gradient of a norm lie in memory as its input does; else PyTorch computes a wrong one for a single image on the CPU."""
     if output.requires_grad:
-        output.register_hook(lambda slope: torch.empty_like(args[0]).copy_(slope))
+        output.register_hook(lambda slope: torch.empty_like(args[0]).copy_(slope))  # type: ignore[no-untyped-call]
 
 
 def _by_position(tensor: Tensor, grid: Size, first: int | None) -> Tensor:

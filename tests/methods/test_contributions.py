@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_the_note_on_all_terms_tells_each_kind_of_term() -> None:
     note = next(text for text in found.provenance.notes if text.startswith("all terms: ")).removeprefix("all terms: ")
     told = {words.rpartition(" ")[0]: float(words.rpartition(" ")[2]) for words in note.split(", ")}
     assert list(told) == ["patches through heads", "class token and registers through heads", "MLPs", "embedding", "biases"]
-    kinds = {
+    kinds: dict[str, Callable[[str], bool]] = {
         "patches through heads": lambda name: name.endswith(": patches"),
         "MLPs": lambda name: ".mlp" in name,
         "embedding": lambda name: "embed" in name,
