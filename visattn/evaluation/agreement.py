@@ -1,0 +1,170 @@
+"""Metrics that compare the values of a map with what the score loses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from visattn._support.checks import at_least, between
+from visattn._support.reprs import brief
+from visattn.errors import MapError, OptionError
+from visattn.evaluation.given import MapLike
+from visattn.evaluation.scores import Baseline, Score, background, in_batches, one_input, scores_of
+from visattn.evaluation.units import By, Units, units_of
+
+Array = NDArray[np.float64]
+SIZES = tuple(step / 10 for step in range(1, 9))
+
+
+def saco(
+    score: Score,
+    pixels: Tensor,
+    shown: MapLike,
+    *,
+    groups: int = 10,
+    baseline: Baseline = "image mean",
+    by: By = "pixels",
+    batch_size: int = 32,
+    seed: int = 0,
+) -> float:
+    """Check whether a group of pixels that has larger values also matters more: salience-guided faithfulness coefficient.
+
+    Pixels are cut into groups of equal size by the order of the map; the score loses `d_i` when group `i` is replaced. For each two groups
+    `i` before `j`, the difference of their sums of values is a weight `w >= 0`; it counts as `+w` if `d_i >= d_j`, else as `-w`. The result
+    is the sum over the sum of all weights.
+
+    Args:
+        score: See `deletion`.
+        pixels: See `deletion`.
+        shown: See `deletion`.
+        groups: Number of groups, at least 2 and at most the number of units. Sizes differ by one at most.
+        baseline: What replaces a group, see `deletion`.
+        by: See `deletion`.
+        batch_size: See `deletion`.
+        seed: See `deletion`.
+
+    Returns:
+        A number from -1 to 1. For maps whose groups have the same sums it is not defined: NaN.
+
+    Raises:
+        OptionError: If a number is out of range, or a word unknown.
+        ShapeError: See `deletion`.
+        MapError: See `deletion`; or the map has fewer units than groups.
+
+    Reference:
+        Wu et al., "On the Faithfulness of Vision Transformer Explanations", CVPR 2024, arXiv:2404.01415, algorithm 1. Differs: equal
+        values come in random order.
+    """
+    pixels = one_input(pixels)
+    units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by, seed)
+    if len(units) < at_least("groups", groups, 2):
+        raise MapError(f"the map has {len(units)} units, fewer than {groups} groups.")
+    parts = np.array_split(units.order, groups)
+    chosen = np.zeros((groups, len(units)), bool)
+    for group, part in enumerate(parts):
+        chosen[group, part] = True
+    losses = _losses(score, pixels, units, chosen, background(pixels, baseline), batch_size)
+    sums = np.array([units.values[part].sum() for part in parts])
+    first, second = np.triu_indices(groups, 1)
+    weights = np.where(losses[first] >= losses[second], 1, -1) * (sums[first] - sums[second])
+    total = np.abs(weights).sum()
+    return float(weights.sum() / total) if total > 0 else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class SensitivityN:
+    """Correlation of sums of values with losses of the score, for random sets of units.
+
+    Attributes:
+        fractions: `(sizes,)` share of the units in a set.
+        correlations: `(sizes,)` Pearson correlation over the sets of a size; NaN if all sums or all losses are equal.
+    """
+
+    fractions: Array
+    correlations: Array
+
+    __repr__ = brief
+
+    @property
+    def mean(self) -> float:
+        """Mean of the correlations that are defined; NaN if none is."""
+        defined = self.correlations[~np.isnan(self.correlations)]
+        return float(defined.mean()) if len(defined) else float("nan")
+
+
+def sensitivity_n(
+    score: Score,
+    pixels: Tensor,
+    shown: MapLike,
+    *,
+    fractions: Sequence[float] = SIZES,
+    subsets: int = 100,
+    baseline: Baseline = 0.0,
+    by: By = "cells",
+    batch_size: int = 32,
+    seed: int = 0,
+) -> SensitivityN:
+    """Correlate the sum of values over random sets of `n` units with what the score loses when these are replaced.
+
+    A map whose values add up to every loss has the correlation 1 for every `n`.
+
+    Args:
+        score: See `deletion`.
+        pixels: See `deletion`.
+        shown: See `deletion`. Values are summed with their sign.
+        fractions: Shares of the units in a set, above 0 and below 1.
+        subsets: Number of random sets of each size, at least 2.
+        baseline: What replaces a unit, see `deletion`.
+        by: See `deletion`.
+        batch_size: See `deletion`.
+        seed: Seed of the sets.
+
+    Returns:
+        The correlations.
+
+    Raises:
+        OptionError: If a number is out of range, or a word unknown.
+        ShapeError: See `deletion`.
+        MapError: See `deletion`.
+
+    Reference:
+        Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural Networks", ICLR 2018,
+        arXiv:1711.06104, section 4, with its 100 sets and sizes up to 80 %. Differs: sets of cells, as a map has few values of its own.
+    """
+    at_least("subsets", subsets, 2)
+    shares = [between(fraction, 0, 1, "a fraction") for fraction in fractions]
+    if not shares or min(shares) <= 0 or max(shares) >= 1:
+        raise OptionError(f"fractions must lie above 0 and below 1, got {list(fractions)}.")
+    pixels = one_input(pixels)
+    units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by)
+    other, random = background(pixels, baseline), np.random.default_rng(seed)
+    sizes = [max(1, min(round(share * len(units)), len(units) - 1)) for share in shares]
+    correlations = list[float]()
+    for size in sizes:
+        chosen = random.random((subsets, len(units))).argsort(1) < size
+        correlations.append(_pearson(chosen @ units.values, _losses(score, pixels, units, chosen, other, batch_size)))
+    return SensitivityN(np.array(sizes) / len(units), np.array(correlations))
+
+
+def _losses(score: Score, pixels: Tensor, units: Units, chosen: NDArray[np.bool_], other: Tensor, batch_size: int) -> Array:
+    """Return what the score loses when each set of units, `(sets, units)`, is replaced."""
+
+    def replaced(some: Sequence[int]) -> Tensor:
+        return torch.where(units.among(chosen[list(some)], pixels.device), other, pixels)
+
+    scores = scores_of(score, chain([pixels], map(replaced, in_batches(range(len(chosen)), batch_size))))
+    losses: Array = scores[0] - scores[1:]
+    return losses
+
+
+def _pearson(one: Array, two: Array) -> float:
+    """Return the correlation; NaN if all numbers of one side are equal."""
+    if np.ptp(one) == 0 or np.ptp(two) == 0:
+        return float("nan")
+    return float(np.corrcoef(one, two)[0, 1])
