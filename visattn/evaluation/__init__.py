@@ -1,6 +1,7 @@
 """Quantitative evaluation of maps and attention.
 
-Statistics of heads, gates and sinks, and scores of how well a map localizes an object, with baselines for chance and center bias.
+Statistics of heads, gates and sinks; scores of how well a map localizes an object, and of how well it tells what a score depends on; maps
+that know nothing, to compare with.
 """
 
 from typing import TYPE_CHECKING
@@ -13,10 +14,19 @@ if TYPE_CHECKING:
         find_sinks as find_sinks,
         sink_mass as sink_mass,
     )
+    from visattn.evaluation.agreement import SensitivityN as SensitivityN, saco as saco, sensitivity_n as sensitivity_n
     from visattn.evaluation.baselines import (
         center_prior as center_prior,
+        edge_map as edge_map,
+        flipped_copies as flipped_copies,
         shifted_copies as shifted_copies,
         smooth_random as smooth_random,
+    )
+    from visattn.evaluation.curves import (
+        Curve as Curve,
+        deletion as deletion,
+        insertion as insertion,
+        perturbation as perturbation,
     )
     from visattn.evaluation.effects_of_heads import HeadEffects as HeadEffects, head_effects as head_effects
     from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
         statistics as statistics,
     )
     from visattn.evaluation.importance import head_ablation as head_ablation, head_importance as head_importance
+    from visattn.evaluation.imputation import Road as Road, road as road
     from visattn.evaluation.intervals import mean_interval as mean_interval
     from visattn.evaluation.localization import (
         auroc as auroc,
@@ -36,6 +47,11 @@ if TYPE_CHECKING:
     )
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
     from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
+    from visattn.evaluation.randomization import (
+        Cascade as Cascade,
+        cascading_randomization as cascading_randomization,
+        flip_equivariance as flip_equivariance,
+    )
     from visattn.evaluation.specialization import (
         NULL_DRAWS as NULL_DRAWS,
         HeadScores as HeadScores,
@@ -52,21 +68,27 @@ if TYPE_CHECKING:
         photo_numbers as photo_numbers,
     )
     from visattn.evaluation.survey_output import survey_files as survey_files
+    from visattn.evaluation.through_captum import infidelity as infidelity, max_sensitivity as max_sensitivity
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
         {
             "visattn.core.methods.sinks": ["attention_received", "find_sinks", "sink_mass"],
-            ".baselines": ["center_prior", "shifted_copies", "smooth_random"],
+            ".agreement": ["SensitivityN", "saco", "sensitivity_n"],
+            ".baselines": ["center_prior", "edge_map", "flipped_copies", "shifted_copies", "smooth_random"],
+            ".curves": ["Curve", "deletion", "insertion", "perturbation"],
             ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
             ".given": ["MaskLike", "as_mask"],
             ".effects_of_heads": ["HeadEffects", "head_effects"],
             ".heads": ["HeadStatistics", "head_divergence", "statistics"],
             ".importance": ["head_ablation", "head_importance"],
+            ".imputation": ["Road", "road"],
+            ".through_captum": ["infidelity", "max_sensitivity"],
             ".intervals": ["mean_interval"],
             ".localization": ["auroc", "average_precision", "energy_inside", "lift", "pointing_game"],
             ".patching_heads": ["PatchedHeads", "patched_heads"],
             ".patches": ["Patches", "patches_by_layout"],
+            ".randomization": ["Cascade", "cascading_randomization", "flip_equivariance"],
             ".specialization": ["NULL_DRAWS", "HeadScores", "PropertyScores", "find_heads", "over_patches", "score_heads"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
             ".survey_output": ["survey_files"],

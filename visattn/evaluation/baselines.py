@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from visattn._support.checks import between
-from visattn.core.maps import AttentionMap
+from visattn.core.maps import AttentionMap, MapFacts
 from visattn.errors import MapError, OptionError
 from visattn.evaluation.given import MapLike, as_map
 from visattn.evaluation.object_masks import refuse_holes
+from visattn.evaluation.scores import one_input
+from visattn.evaluation.units import units_of
 
 
 def center_prior(like: MapLike, spread: float = 0.25) -> AttentionMap:
@@ -94,6 +100,55 @@ def shifted_copies(attention_map: MapLike, count: int = 20, seed: int = 0) -> At
         provenance,
         attention_map.signed,
     )
+
+
+def flipped_copies(attention_map: MapLike) -> AttentionMap:
+    """Return a map mirrored left to right, top to bottom, and both: copies that preserve its values and smoothness.
+
+    Args:
+        attention_map: Map, explanation or array to mirror.
+
+    Returns:
+        A map with `copy` as additional first axis, of three entries.
+
+    Raises:
+        MapError: If the grid has only one cell, or the map holes.
+    """
+    attention_map = as_map(attention_map)
+    _check(attention_map, 1)
+    values = torch.stack([attention_map.values.flip(axes) for axes in ((-1,), (-2,), (-2, -1))])
+    provenance = attention_map.provenance.but(notes=("three copies, mirrored",))
+    return replace(attention_map, values=values, axes=("copy", *attention_map.axes), provenance=provenance)
+
+
+def edge_map(like: MapLike, pixels: Tensor) -> AttentionMap:
+    """Return the edges of a model's input: how much its brightness changes in each cell. No model takes part.
+
+    Args:
+        like: Map of this input, explanation or array whose layout is used.
+        pixels: One preprocessed input, `(C, H, W)` or `(1, C, H, W)`.
+
+    Returns:
+        A map without leading axes: the mean length of the gradient (Sobel) of the mean over channels.
+
+    Raises:
+        ShapeError: If the input has another shape.
+        MapError: If the map was made for another input, or has holes.
+    """
+    like, pixels = as_map(like), one_input(pixels)
+    provenance = like.provenance.but(method="edges", parameters={}, sinks=())
+    blank = AttentionMap(
+        torch.zeros(like.layout.grid), (), like.layout, {}, "edges", provenance, facts=MapFacts(input_size=like.facts.input_size)
+    )
+    units = units_of(blank, (pixels.shape[-2], pixels.shape[-1]), "cells")
+    if len(units) < like.layout.cells:
+        raise MapError(f"{like.layout.cells - len(units)} cells of the map hold no pixel of the input, so they have no edges.")
+    gray = F.pad(pixels.double().cpu().mean(1, keepdim=True), (1, 1, 1, 1), "replicate")
+    across = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]], dtype=torch.float64)
+    lengths = F.conv2d(gray, torch.stack([across, across.T])[:, None])[0].norm(dim=0).numpy()
+    inside = units.index >= 0
+    means = np.bincount(units.index[inside], lengths[inside]) / np.bincount(units.index[inside])
+    return replace(blank, values=torch.from_numpy(means).view(like.layout.grid))
 
 
 def _check(like: AttentionMap, count: int) -> None:

@@ -21,6 +21,7 @@ from visattn.errors import OptionError, ShapeError
 MapLike: TypeAlias = AttentionMap | Explanation | Tensor | NDArray[Any]
 MaskLike: TypeAlias = NDArray[Any] | Tensor | Image.Image
 
+ARRAY = "array"  # token set of a map that is made of an array, which covers the whole image
 _PAIRS = ({0, 1}, {0, 255})  # numbers of a mask that is no boolean
 
 
@@ -37,7 +38,7 @@ def as_map(shown: MapLike) -> AttentionMap:
     values = torch.as_tensor(shown)
     if values.ndim != 2 or not values.numel() or values.is_complex():
         raise ShapeError(f"an array must be numbers (rows, columns), got {values.dtype} {tuple(values.shape)}.")
-    layout = TokenLayout("array", (), tuple(values.shape), Box(0, 0, *values.shape))
+    layout = TokenLayout(ARRAY, (), tuple(values.shape), Box(0, 0, *values.shape))
     return AttentionMap(values.double(), (), layout, {}, "array", Provenance(), signed=bool((values < 0).any()))
 
 

@@ -20,22 +20,26 @@ _BLUR = 11, 5.0  # size and standard deviation of the Gaussian of RISE, in pixel
 
 
 def scores_of(score: Score, batches: Iterable[Tensor]) -> NDArray[np.float64]:
-    """Return the score of each input of all batches.
+    """Return the score of each input of all batches, without gradients.
 
     Raises:
         ShapeError: If the function does not return one finite number for each.
     """
-    found = list[NDArray[np.float64]]()
     with torch.no_grad():
-        for inputs in batches:
-            scores = score(inputs)
-            if not isinstance(scores, Tensor) or scores.shape != (len(inputs),) or not bool(scores.isfinite().all()):
-                got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-                raise ShapeError(
-                    f"score must return one finite number for each of {len(inputs)} inputs, ({len(inputs)},); got {got}."
-                )
-            found.append(scores.detach().double().cpu().numpy())
-    return np.concatenate(found)
+        return np.concatenate([checked(score)(inputs).double().cpu().numpy() for inputs in batches])
+
+
+def checked(score: Score) -> Score:
+    """Return the same function, which raises ShapeError if it does not return one finite number for each input."""
+
+    def scored(inputs: Tensor) -> Tensor:
+        scores = score(inputs)
+        if not isinstance(scores, Tensor) or scores.shape != (len(inputs),) or not bool(scores.isfinite().all()):
+            got = f"{tuple(scores.shape)}: {scores}" if isinstance(scores, Tensor) else type(scores).__name__
+            raise ShapeError(f"score must return one finite number for each of {len(inputs)} inputs, got {got:.200}.")
+        return scores
+
+    return scored
 
 
 def one_input(pixels: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from visattn._support.reprs import in_pixels
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.interpolation import resampled
 from visattn.errors import MapError, ShapeError
-from visattn.evaluation.given import MapLike, as_map
+from visattn.evaluation.given import ARRAY, MapLike, as_map
 from visattn.evaluation.object_masks import refuse_holes
 
 By = Literal["pixels", "cells"]
@@ -81,14 +81,13 @@ def units_of(shown: MapLike, size: tuple[int, int], by: By, seed: int = 0) -> Un
     if found.axes or len(found.layout.grid) != 2:
         raise MapError(f"a metric takes one map, (rows, columns); this one has the axes {(*found.axes, *found.layout.grid)}.")
     refuse_holes(found)
-    if found is shown or hasattr(shown, "map"):
-        box, made = found.layout.box, found.facts.input_size
-        if made not in (None, size) or box.bottom > size[0] or box.right > size[1]:
-            raise MapError(
-                f"the map was made for {in_pixels(made or (box.bottom, box.right))} input pixels, these are {in_pixels(size)}."
-            )
-    else:
+    box, made = found.layout.box, found.facts.input_size
+    if found.layout.space == ARRAY:
         box = Box(0, 0, *size)
+    elif made not in (None, size) or box.bottom > size[0] or box.right > size[1]:
+        raise MapError(
+            f"the map was made for {in_pixels(made or (box.bottom, box.right))} input pixels, these are {in_pixels(size)}."
+        )
     whole = Geometry(size, size, Box(0, 0, *size))
     top, left, bottom, right = (int(side) for side in whole.seen(box))
     grid = found.values.detach().double().cpu().numpy()

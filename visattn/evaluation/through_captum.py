@@ -11,7 +11,7 @@ from torch import Tensor
 from visattn._support.checks import at_least, between
 from visattn._support.extras import need
 from visattn.evaluation.given import MapLike, as_map
-from visattn.evaluation.scores import Baseline, Score, background, one_input
+from visattn.evaluation.scores import Baseline, Score, background, checked, one_input
 from visattn.evaluation.units import By, units_of
 
 
@@ -75,7 +75,7 @@ def infidelity(
 
     with torch.no_grad():
         found = of_captum(
-            score,
+            checked(score),
             replaced,
             pixels,
             attributions,
@@ -121,9 +121,9 @@ def max_sensitivity(
     pixels = one_input(pixels)
     generator = torch.Generator().manual_seed(seed)
 
-    def explained(inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    def explained(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor]:  # captum takes the norm of each row of a bare tensor
         with torch.enable_grad():  # which captum switches off
-            return torch.stack([as_map(explain(one[None])).values.detach().double().cpu() for one in _only(inputs)])
+            return (torch.stack([as_map(explain(one[None])).values.detach().double().cpu() for one in _only(inputs)]),)
 
     def noisy(inputs: Tensor | tuple[Tensor, ...], reach: float) -> Tensor:
         noise = torch.rand(_only(inputs).shape, generator=generator, dtype=torch.float64) * 2 - 1
