@@ -91,7 +91,7 @@ def loop(
     for count in counts:
         changed = other.clone() if inserts else x.clone()
         for y, at in itertools.product(range(SIDE), range(SIDE)):
-            if unit_at(y, at, values.shape) in order[:count]:  # type: ignore[arg-type]
+            if unit_at(y, at, values.shape) in order[:count]:
                 changed[0, :, y, at] = (x if inserts else other)[0, :, y, at]
         scores.append(float(score(changed)[0]))
     return scores
@@ -168,7 +168,7 @@ def test_saco_equals_a_loop(grid: tuple[int, int], groups: int, baseline: Any) -
             if unit_at(y, at, grid) in part:
                 changed[0, :, y, at] = other[0, :, y, at]
         losses.append(float(score(x)[0]) - float(score(changed)[0]))
-    sums = [sum(values[cell] for cell in part) for part in parts]
+    sums = [math.fsum(float(values[cell]) for cell in part) for part in parts]
     total = weights = 0.0
     for i in range(groups - 1):
         for j in range(i + 1, groups):
@@ -190,7 +190,7 @@ def test_sensitivity_n_equals_a_loop_over_all_subsets_of_a_size() -> None:
         for y, at in itertools.product(range(SIDE), range(SIDE)):
             if unit_at(y, at, (2, 3)) in chosen:
                 changed[0, :, y, at] = 0
-        sums.append(sum(values[cell] for cell in chosen))
+        sums.append(math.fsum(float(values[cell]) for cell in chosen))
         losses.append(float(score(x)[0] - score(changed)[0]))
     expected = float(np.corrcoef(sums, losses)[0, 1])
     found = sensitivity_n(score, x, values, fractions=(0.5,), subsets=4000, batch_size=500)
@@ -251,7 +251,10 @@ def test_values_of_an_additive_model_add_up(seed: int) -> None:
 
 def test_infidelity_equals_a_loop() -> None:
     score, x, values = network(), picture().double(), cells(2, 2)
-    model = lambda inputs: score(inputs.float()).double()  # noqa: E731
+
+    def model(inputs: Tensor) -> Tensor:
+        return score(inputs.float()).double()
+
     squares = list[float]()
     for size in range(5):
         for chosen in itertools.combinations(np.ndindex(2, 2), size):
@@ -259,14 +262,18 @@ def test_infidelity_equals_a_loop() -> None:
             for y, at in itertools.product(range(SIDE), range(SIDE)):
                 if unit_at(y, at, (2, 2)) in chosen:
                     changed[0, :, y, at] = 0
-            squares.append((sum(values[cell] for cell in chosen) - float(model(x)[0] - model(changed)[0])) ** 2)
+            total = math.fsum(float(values[cell]) for cell in chosen)
+            squares.append((total - float(model(x)[0] - model(changed)[0])) ** 2)
     found = infidelity(model, x, values, scaled=False, samples=20000, batch_size=1000)
     assert found == pytest.approx(np.mean(squares), rel=0.03)  # random sets instead of all 16
 
 
 def test_max_sensitivity_equals_a_loop() -> None:
     x = picture()
-    explain = lambda inputs: (inputs[0] ** 2).sum(0)  # noqa: E731
+
+    def explain(inputs: Tensor) -> Tensor:
+        return (inputs[0] ** 2).sum(0)
+
     generator = torch.Generator().manual_seed(3)
     own, largest = explain(x).double(), 0.0
     for _ in range(6):
