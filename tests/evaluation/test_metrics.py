@@ -26,6 +26,8 @@ from visattn.evaluation import (
     road,
     saco,
     sensitivity_n,
+    shifted_copies,
+    smooth_random,
 )
 
 SIDE = 24
@@ -333,6 +335,27 @@ def test_road_equals_the_imputation_of_grad_cam() -> None:
             warnings.simplefilter("ignore")
             theirs = NoisyLinearImputer(noise=0)(x[0], mask)
         assert torch.allclose(image, theirs.to(image), atol=1e-5)
+
+
+NUMBERS: dict[str, Callable[..., float]] = {
+    "deletion": lambda *given: deletion(*given, steps=36, by="cells").area,
+    "insertion": lambda *given: insertion(*given, steps=36, by="cells").area,
+    "positive": lambda *given: perturbation(*given, by="cells").area,
+    "saco": lambda *given: saco(*given, by="cells"),
+    "sensitivity_n": lambda *given: sensitivity_n(*given, subsets=20).mean,
+    "road": lambda *given: road(*given, fractions=(0.5,)).combined,
+}
+
+
+@pytest.mark.parametrize("kind", ["shifted", "smooth"])
+@pytest.mark.parametrize("name", list(NUMBERS))
+def test_a_map_that_knows_nothing_lies_inside_the_range_of_200_others(name: str, kind: str) -> None:
+    score, x, values = network(), picture(), cells(SIDE, SIDE)
+    make = shifted_copies if kind == "shifted" else smooth_random
+    copies = make(values, 201).numpy()
+    assert len({copy.tobytes() for copy in copies}) == 201
+    one, *others = (NUMBERS[name](score, x, copy) for copy in copies)
+    assert min(others) < one < max(others)
 
 
 METRICS: dict[str, Metric] = {
