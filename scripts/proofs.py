@@ -43,6 +43,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "a run on a cluster": Proof("-m tests.batch.cluster 500", alone=True),
     "contributions": Proof("scripts/contribution_coverage.py"),
     "contributions and causes": Proof("scripts/contributions_of_causes.py"),
+    "metrics beside Quantus": Proof("scripts/beside_quantus.py"),
     "tasks of other libraries": Proof("scripts/task_coverage.py"),
     "Ultralytics": Proof("scripts/ultralytics_coverage.py"),
     "other libraries": Proof("scripts/library_coverage.py", alone=True),
