@@ -98,7 +98,8 @@ def of_sensitivity(package: Any) -> Iterator[float]:  # noqa: ANN401 - Quantus
 
         def noisy(arr: Array, generator: torch.Generator = generator, **_: Any) -> Array:  # noqa: ANN401
             noise = torch.rand(arr.shape, generator=generator, dtype=torch.float64) * 2 - 1
-            return arr + (0.05 * noise).float().numpy()
+            perturbed: Array = arr + (0.05 * noise).float().numpy()
+            return perturbed
 
         metric = package.MaxSensitivity(
             nr_samples=5,

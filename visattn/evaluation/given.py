@@ -26,7 +26,11 @@ _PAIRS = ({0, 1}, {0, 255})  # numbers of a mask that is no boolean
 
 
 def as_map(shown: MapLike) -> AttentionMap:
-    """Return a map, that of an explanation, or an array `(rows, columns)` as a map of a whole image.
+    """Return a map, that of an explanation, or an array as a map of a whole image.
+
+    Args:
+        shown: The map; an array is `(rows, columns)`, with axes of size 1 before, or `(1, C, rows, columns)`: attributions of one input to
+            all its numbers, as captum gives them, which are summed over channels.
 
     Raises:
         ShapeError: If an array has other axes or no numbers.
@@ -35,11 +39,19 @@ def as_map(shown: MapLike) -> AttentionMap:
         return shown
     if isinstance(shown, Explanation):
         return shown.map
-    values = torch.as_tensor(shown)
+    values, notes = torch.as_tensor(shown), tuple[str, ...]()
+    if values.ndim == 4 and len(values) == 1 and values.shape[1] > 1:
+        values, notes = values.sum(1), (f"sum of attributions over {values.shape[1]} channels",)
+    while values.ndim > 2 and len(values) == 1:
+        values = values[0]
     if values.ndim != 2 or not values.numel() or values.is_complex():
-        raise ShapeError(f"an array must be numbers (rows, columns), got {values.dtype} {tuple(values.shape)}.")
+        raise ShapeError(
+            "an array must be numbers (rows, columns), (1, rows, columns), or attributions of one input (1, C, rows, columns); "
+            f"got {torch.as_tensor(shown).dtype} {tuple(torch.as_tensor(shown).shape)}."
+        )
     layout = TokenLayout(ARRAY, (), tuple(values.shape), Box(0, 0, *values.shape))
-    return AttentionMap(values.double(), (), layout, {}, "array", Provenance(), signed=bool((values < 0).any()))
+    provenance = Provenance(notes=notes)
+    return AttentionMap(values.detach().double(), (), layout, {}, "array", provenance, signed=bool((values < 0).any()))
 
 
 def given(shown: MapLike, mask: MaskLike, geometry: Geometry | None) -> tuple[AttentionMap, NDArray[np.bool_], Geometry]:
