@@ -170,7 +170,7 @@ def test_saco_equals_a_loop(grid: tuple[int, int], groups: int, baseline: Any) -
             if unit_at(y, at, grid) in part:
                 changed[0, :, y, at] = other[0, :, y, at]
         losses.append(float(score(x)[0]) - float(score(changed)[0]))
-    sums = [math.fsum(float(values[cell]) for cell in part) for part in parts]
+    sums = [math.fsum(float(values[cell]) for cell in part) / len(part) for part in parts]  # of groups of one size
     total = weights = 0.0
     for i in range(groups - 1):
         for j in range(i + 1, groups):
@@ -406,6 +406,8 @@ def test_wrong_input_is_named(name: str, change: dict[str, Any], error: type[Exc
 
 def test_constant_maps_have_no_agreement() -> None:
     score, x = network(), picture()
+    for value in (0.1, 1 / 3, 7.3):
+        assert math.isnan(saco(score, x, np.full((5, 4), value)))
     assert math.isnan(saco(score, x, np.ones((5, 4)), by="cells"))
     assert np.isnan(sensitivity_n(score, x, np.ones((5, 4))).correlations).all()
 

@@ -36,7 +36,7 @@ def saco(
     """Check whether a group of pixels that has larger values also matters more: salience-guided faithfulness coefficient.
 
     Pixels are cut into groups of equal size by the order of the map; the score loses `d_i` when group `i` is replaced. For each two groups
-    `i` before `j`, the difference of their sums of values is a weight `w >= 0`; it counts as `+w` if `d_i >= d_j`, else as `-w`. The result
+    `i` before `j`, the difference of their mean values is a weight `w >= 0`; it counts as `+w` if `d_i >= d_j`, else as `-w`. The result
     is the sum over the sum of all weights.
 
     Args:
@@ -50,7 +50,7 @@ def saco(
         seed: See `deletion`.
 
     Returns:
-        A number from -1 to 1. For maps whose groups have the same sums it is not defined: NaN.
+        A number from -1 to 1. For a constant map it is not defined: NaN.
 
     Raises:
         OptionError: If a number is out of range, or a word unknown.
@@ -58,8 +58,8 @@ def saco(
         MapError: See `deletion`; or the map has fewer units than groups.
 
     Reference:
-        Wu et al., "On the Faithfulness of Vision Transformer Explanations", CVPR 2024, arXiv:2404.01415, algorithm 1. Differs: equal
-        values come in random order.
+        Wu et al., "On the Faithfulness of Vision Transformer Explanations", CVPR 2024, arXiv:2404.01415, algorithm 1. Differs: means
+        instead of sums, which are the same number for groups of equal size; equal values come in random order.
     """
     pixels = one_input(pixels)
     units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by, seed)
@@ -70,11 +70,12 @@ def saco(
     for group, part in enumerate(parts):
         chosen[group, part] = True
     losses = _losses(score, pixels, units, chosen, background(pixels, baseline), batch_size)
-    sums = np.array([units.values[part].sum() for part in parts])
+    if np.ptp(units.values) == 0:
+        return float("nan")
+    means = np.array([units.values[part].mean() for part in parts])
     first, second = np.triu_indices(groups, 1)
-    weights = np.where(losses[first] >= losses[second], 1, -1) * (sums[first] - sums[second])
-    total = np.abs(weights).sum()
-    return float(weights.sum() / total) if total > 0 else float("nan")
+    weights = np.where(losses[first] >= losses[second], 1, -1) * (means[first] - means[second])
+    return float(weights.sum() / np.abs(weights).sum())
 
 
 @dataclass(frozen=True, eq=False)

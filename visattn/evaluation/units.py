@@ -20,6 +20,7 @@ from visattn.evaluation.given import ARRAY, MapLike, as_map
 from visattn.evaluation.object_masks import refuse_holes
 
 By = Literal["pixels", "cells"]
+_DIGITS = 6  # of interpolated values, relative to the largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,13 @@ def units_of(shown: MapLike, size: tuple[int, int], by: By, seed: int = 0) -> Un
         held = np.unique(inside)  # cells without a pixel are left out
         index[index >= 0] = np.searchsorted(held, index[index >= 0])
         return Units(index, grid.ravel()[held], seed)
-    values = resampled(grid.astype(np.float32), whole, box, whole.seen(box), "bilinear")
+    values = grid if grid.shape == (bottom - top, right - left) else _interpolated(grid, whole, box)
     index[top:bottom, left:right] = np.arange(values.size).reshape(values.shape)
-    return Units(index, values.ravel().astype(np.float64), seed)
+    return Units(index, values.ravel(), seed)
+
+
+def _interpolated(grid: NDArray[np.float64], whole: Geometry, box: Box) -> NDArray[np.float64]:
+    """Return values at the pixels, rounded so that the rounding of the interpolation does not rank equal ones."""
+    scale = np.abs(grid).max() or 1.0
+    values = resampled((grid / scale).astype(np.float32), whole, box, whole.seen(box), "bilinear")
+    return values.astype(np.float64).round(_DIGITS) * scale

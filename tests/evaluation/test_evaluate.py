@@ -1,0 +1,209 @@
+"""Evaluation of several maps of several photos: the numbers of the metrics themselves, nulls beside them, and runs that go on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import visattn
+from visattn.errors import OptionError, OutputError
+from visattn.evaluation import METRICS, NULLS, Evaluation, deletion, evaluate, evaluating, insertion, nulls_of, saco
+
+SCENES = ["scene:7", "scene:3"]
+METHODS = ["relevance", "gradcam"]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return visattn.load_model("scenes_vit")
+
+
+def run(model: nn.Module, **options: Any) -> Evaluation:
+    kept: dict[str, Any] = {"methods": METHODS, "metrics": ["deletion", "saco"], "nulls": 2, "steps": 4}
+    return evaluate(model, SCENES, **kept | options)
+
+
+def numbers(found: Evaluation) -> list[Any]:
+    return [(one.photo, one.target, one.map, one.left_out, repr(one.own), repr(one.nulls)) for one in found.numbers]
+
+
+def test_numbers_are_those_of_the_metrics(model: nn.Module) -> None:
+    found = run(model, metrics=["deletion", "insertion", "saco"])
+    assert [(one.photo, one.map) for one in found.numbers] == [(scene, method) for scene in SCENES for method in METHODS]
+    for place, one in enumerate(found.numbers):
+        pixels = visattn.prepare(one.photo, model).pixels
+        label = int(model(pixels).argmax())
+
+        def score(inputs: Tensor, label: int = label) -> Tensor:
+            scores: Tensor = model(inputs).softmax(-1)[:, label]
+            return scores
+
+        shown = visattn.explain(model, one.photo, method=one.map).panel
+        nulls = nulls_of(shown, pixels, count=2, seed=place // 2)
+        metrics: dict[str, Callable[[Any], float]] = {
+            "deletion": lambda given, score=score, pixels=pixels: deletion(score, pixels, given, steps=4).area,  # type: ignore[misc]
+            "insertion": lambda given, score=score, pixels=pixels: insertion(score, pixels, given, steps=4).area,  # type: ignore[misc]
+            "saco": lambda given, score=score, pixels=pixels: saco(score, pixels, given),  # type: ignore[misc]
+        }
+        for name, metric in metrics.items():
+            assert one.own[name] == pytest.approx(metric(shown), abs=1e-6)
+            assert list(one.nulls[name]) == list(NULLS)
+            for kind, several in nulls.items():
+                assert one.nulls[name][kind] == pytest.approx([metric(null) for null in several], abs=1e-6)
+        assert f"class {label}" in one.target
+
+
+def test_rows_hold_means_and_the_share_of_nulls_that_are_beaten(model: nn.Module) -> None:
+    found = run(model)
+    rows = found.rows()
+    assert [(row["metric"], row["map"], row["photos"]) for row in rows] == [
+        (metric, method, 2) for metric in ("deletion", "saco") for method in METHODS
+    ]
+    for row in rows:
+        chosen = [one for one in found.numbers if one.map == row["map"]]
+        metric = str(row["metric"])
+        assert row["value"] == pytest.approx(sum(one.own[metric] for one in chosen) / 2)
+        shares = list[float]()
+        for one in chosen:
+            others = [value for several in one.nulls[metric].values() for value in several]
+            points = [
+                0.5 if value == one.own[metric] else float((one.own[metric] > value) == METRICS[metric].higher)
+                for value in others
+            ]
+            shares.append(sum(points) / len(points))
+        assert row["beaten"] == pytest.approx(sum(shares) / 2)
+        assert row["edges"] == pytest.approx(sum(one.nulls[metric]["edges"][0] for one in chosen) / 2)
+
+
+def test_maps_of_other_origin(model: nn.Module) -> None:
+    arrays = [visattn.explain(model, scene, method="relevance").panel.numpy() for scene in SCENES]
+    found = run(model, maps={"mine": arrays, "flat": [np.ones((4, 4))] * 2})
+    mine, flat = ([one for one in found.numbers if one.map == name] for name in ("mine", "flat"))
+    ours = [one for one in found.numbers if one.map == "relevance"]
+    for one, two in zip(mine, ours, strict=True):
+        assert one.own == pytest.approx(two.own, abs=1e-6)
+    assert all(math.isnan(one.own["saco"]) and math.isnan(one.beaten("saco")) for one in flat)
+    assert [row["photos"] for row in found.rows() if row["map"] == "flat"] == [2, 0]
+
+
+def test_a_method_that_does_not_apply_says_why(model: nn.Module) -> None:
+    found = run(model, methods=["relevance", "gates"])
+    left_out = [one for one in found.numbers if one.left_out]
+    assert [one.map for one in left_out] == ["gates", "gates"]
+    assert "gate" in left_out[0].left_out
+    assert next(row for row in found.rows() if row["map"] == "gates")["value"] is None
+
+
+class Asked:
+    """What is computed, and an interruption after some of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.most, self._real = 0, 10**6, evaluating.explained  # type: ignore[attr-defined]
+        monkeypatch.setattr(evaluating, "explained", self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.count == self.most:
+            raise KeyboardInterrupt
+        self.count += 1
+        return self._real(*args, **kwargs)
+
+
+@pytest.mark.parametrize("done", [0, 1, 2, 3])
+def test_a_run_goes_on_where_it_stopped(done: int, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(model)
+    asked, journal = Asked(monkeypatch), tmp_path / "evaluation.jsonl"
+    asked.most = done
+    with pytest.raises(KeyboardInterrupt):
+        run(model, journal=journal)
+    with journal.open("a") as file:
+        file.write('{"place": 1, "sha')  # the line that was being written
+    asked.count, asked.most = 0, 10**6
+    assert numbers(run(model, journal=journal)) == numbers(whole)
+    assert asked.count == 4 - done
+    assert numbers(run(model, journal=str(journal))) == numbers(whole)
+    assert asked.count == 4 - done
+
+
+def test_numbers_that_are_not_defined_are_kept(model: nn.Module, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"methods": ["gates"], "maps": {"flat": [np.ones((4, 4))] * 2}, "journal": tmp_path / "j"}
+    first, second = (run(model, **options) for _ in range(2))
+    assert numbers(first) == numbers(second)
+    assert "NaN" not in (tmp_path / "j").read_text()
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 5}, {"nulls": 3}, {"metrics": ["saco"]}, {"seed": 1}, {"target": 2}, {"img_size": 32}]
+)
+def test_a_journal_of_other_settings_is_refused(change: dict[str, Any], model: nn.Module, tmp_path: Path) -> None:
+    journal = tmp_path / "evaluation.jsonl"
+    run(model, journal=journal)
+    before = journal.read_bytes()
+    with pytest.raises(OutputError, match="other settings"):
+        run(model, journal=journal, **change)
+    assert journal.read_bytes() == before
+
+
+def test_changed_weights_are_other_settings(model: nn.Module, tmp_path: Path) -> None:
+    journal = tmp_path / "evaluation.jsonl"
+    run(model, journal=journal)
+    other: Any = copy.deepcopy(model)
+    with torch.no_grad():
+        other.head.bias += 0.1
+    with pytest.raises(OutputError, match="weights was"):
+        run(other, journal=journal)
+
+
+@pytest.mark.parametrize(
+    "content", ["no journal\n", "{}\n", json.dumps({"visattn evaluation": 1, "settings": {}, "more": 1}) + "\n"]
+)
+def test_a_file_that_is_no_journal_is_left_alone(content: str, model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(OutputError, match=r"notes\.txt"):
+        run(model, journal=path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"metrics": ["auc"]}, "unknown metric"),
+        ({"metrics": []}, "a metric"),
+        ({"methods": []}, "a method or maps"),
+        ({"methods": ["relevence"]}, "relevance"),
+        ({"nulls": 0}, "nulls"),
+        ({"steps": 0}, "steps"),
+        ({"maps": {"mine": [np.ones((4, 4))]}}, "mine"),
+        ({"by": "patches"}, "unit"),
+    ],
+)
+def test_wrong_options_are_named(change: dict[str, Any], text: str, model: nn.Module) -> None:
+    with pytest.raises(OptionError, match=text):
+        run(model, **change)
+
+
+def test_nulls_of_an_array() -> None:
+    values: NDArray[np.float64] = np.random.default_rng(0).random((5, 6))
+    pixels = visattn.prepare("scene:7", visattn.load_model("scenes_vit")).pixels
+    found = nulls_of(values, pixels, count=4)
+    assert {kind: len(several) for kind, several in found.items()} == {
+        "shifted copies": 4,
+        "flipped copies": 3,
+        "smooth noise": 4,
+        "center prior": 1,
+        "edges": 1,
+    }
+    for several in (found["shifted copies"], found["flipped copies"]):
+        for one in several:
+            assert sorted(one.numpy().ravel()) == sorted(values.ravel())
+            assert not (one.numpy() == values).all()

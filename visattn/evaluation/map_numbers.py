@@ -1,0 +1,123 @@
+"""Numbers that metrics give maps and their nulls, and tables of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from visattn._support.reprs import brief
+from visattn.evaluation.intervals import mean_interval
+from visattn.evaluation.metric_table import METRICS
+from visattn.evaluation.nulls import NULLS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from visattn._support.tables import Row
+
+    Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class MapNumbers:
+    """Numbers of one map of one photo.
+
+    Attributes:
+        photo: Name of the photo, or its place among the photos.
+        target: What the score is of.
+        map: Name of the method, or of the map.
+        own: Number of the map itself, by metric; NaN where it is not defined.
+        nulls: Numbers of maps that know nothing, by metric and kind, see `nulls_of`.
+        seconds: Time that the map took, and its metrics with those of its nulls.
+        left_out: Why there are no numbers; empty if there are.
+    """
+
+    photo: str
+    target: str
+    map: str
+    own: Mapping[str, float]
+    nulls: Mapping[str, Mapping[str, Sequence[float]]]
+    seconds: tuple[float, float] = (0.0, 0.0)
+    left_out: str = ""
+
+    __repr__ = brief
+
+    def beaten(self, metric: str) -> float:
+        """Return the share of all nulls that the map beats by a metric, ties by one half; NaN where the metric is not defined."""
+        own, sign = self.own[metric], 1 if METRICS[metric].higher else -1
+        others = np.concatenate([np.asarray(numbers) for numbers in self.nulls[metric].values()])
+        others = others[~np.isnan(others)]
+        if math.isnan(own) or not len(others):
+            return float("nan")
+        return float((np.sign(sign * (own - others)) + 1).mean() / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Numbers of all maps of all photos.
+
+    Attributes:
+        numbers: Numbers of each map of each photo.
+        metrics: Names of the metrics.
+    """
+
+    numbers: Sequence[MapNumbers]
+    metrics: Sequence[str]
+
+    __repr__ = brief
+
+    @property
+    def maps(self) -> list[str]:
+        """Names of the maps, in order."""
+        return list(dict.fromkeys(one.map for one in self.numbers))
+
+    def rows(self) -> list[Row]:
+        """Return a row for each map and metric: means over photos, with 95 % intervals where there are two photos or more.
+
+        `beaten` is the mean share of the photo's own nulls that the map beats; one half is chance. For each kind of null there is the mean
+        number, and whether the map is better on the same photos: `yes` if the interval of the difference lies on the better side of 0,
+        `worse` if it lies on the other, else `no`.
+        """
+        return [self._row(name, metric) for metric in self.metrics for name in self.maps]
+
+    def _row(self, name: str, metric: str) -> Row:
+        chosen = [one for one in self.numbers if one.map == name and not one.left_out and not math.isnan(one.own[metric])]
+        own, sign = np.array([one.own[metric] for one in chosen]), 1 if METRICS[metric].higher else -1
+        row: dict[str, float | str | None] = {
+            "metric": metric,
+            "better": "higher" if METRICS[metric].higher else "lower",
+            "map": name,
+            "photos": len(chosen),
+            **_described("value", own),
+            **_described("beaten", np.array([one.beaten(metric) for one in chosen])),
+        }
+        for kind in NULLS:
+            null = np.array([np.mean(one.nulls[metric][kind]) for one in chosen])
+            defined = ~np.isnan(null)
+            row[kind] = float(null[defined].mean()) if defined.any() else None
+            row[f"above {kind}"] = _verdict(sign * (own - null)[defined])
+        return row
+
+
+def _described(name: str, values: Array) -> Row:
+    """Return the mean of numbers, and its interval."""
+    if not len(values):
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    low, high = mean_interval(values) if len(values) > 1 else (None, None)
+    return {
+        name: float(values.mean()),
+        f"{name}_low": None if low is None else float(low),
+        f"{name}_high": None if high is None else float(high),
+    }
+
+
+def _verdict(better: Array) -> str | None:
+    """Return whether a mean difference is above 0, by its interval; None for fewer than two photos."""
+    if len(better) < 2:
+        return None
+    low, high = mean_interval(better)
+    return "yes" if low > 0 else "worse" if high < 0 else "no"

@@ -1,0 +1,117 @@
+"""Metrics by name, as `evaluate` computes them for a map of one photo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from visattn._support.checks import at_least
+from visattn.core.methods.scored import ScoredImages
+from visattn.evaluation.agreement import saco, sensitivity_n
+from visattn.evaluation.curves import Sign, deletion, insertion, perturbation
+from visattn.evaluation.given import MapLike
+from visattn.evaluation.imputation import road
+from visattn.evaluation.through_captum import infidelity
+from visattn.evaluation.units import By
+
+MetricName = Literal["deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How metrics are computed.
+
+    Attributes:
+        steps: Steps of deletion and insertion. RISE takes 224 for 224 pixels.
+        by: `pixels`, or whole `cells` of the map.
+        batch_size: Number of inputs in a batch.
+        seed: Seed of the order of equal values, of random sets and of noise.
+    """
+
+    steps: int = 32
+    by: By = "pixels"
+    batch_size: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            OptionError: If one is out of range.
+        """
+        at_least("steps", self.steps)
+        at_least("batch_size", self.batch_size)
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Arguments of metrics of either unit."""
+        return {"by": self.by, **self.of_cells}
+
+    @property
+    def of_cells(self) -> dict[str, Any]:
+        """Arguments of metrics that sum the values of cells."""
+        return {"batch_size": self.batch_size, "seed": self.seed}
+
+
+class Metric(NamedTuple):
+    """A metric.
+
+    Attributes:
+        compute: Function from a photo with its score, a map and a protocol to a number.
+        higher: Whether a higher number is better.
+        text: What the number is.
+    """
+
+    compute: Callable[[ScoredImages, MapLike, Protocol], float]
+    higher: bool
+    text: str
+
+
+METRICS: dict[str, Metric] = {
+    "deletion": Metric(
+        lambda photo, shown, how: deletion(photo.score, photo.pixels, shown, steps=how.steps, **how.common).area,
+        higher=False,
+        text="area under the score while the first pixels take the mean color",
+    ),
+    "insertion": Metric(
+        lambda photo, shown, how: insertion(photo.score, photo.pixels, shown, steps=how.steps, **how.common).area,
+        higher=True,
+        text="area under the score while the first pixels come into the blurred photo",
+    ),
+    "positive": Metric(
+        lambda photo, shown, how: _blackened(photo, shown, how, "positive"),
+        higher=False,
+        text="area from 0 to 0.9 under the score while the first pixels turn black",
+    ),
+    "negative": Metric(
+        lambda photo, shown, how: _blackened(photo, shown, how, "negative"),
+        higher=True,
+        text="area from 0 to 0.9 under the score while the last pixels turn black",
+    ),
+    "saco": Metric(
+        lambda photo, shown, how: saco(photo.score, photo.pixels, shown, **how.common),
+        higher=True,
+        text="salience-guided faithfulness coefficient of ten groups",
+    ),
+    "sensitivity_n": Metric(
+        lambda photo, shown, how: sensitivity_n(photo.score, photo.pixels, shown, **how.of_cells).mean,
+        higher=True,
+        text="mean correlation of sums of cells with losses of the score",
+    ),
+    "road": Metric(
+        lambda photo, shown, how: road(photo.score, photo.pixels, shown, **how.common).combined,
+        higher=True,
+        text="half the difference of scores without the last and without the first pixels, filled from their neighbors",
+    ),
+    "infidelity": Metric(
+        lambda photo, shown, how: infidelity(photo.score, photo.pixels, shown, **how.of_cells),
+        higher=False,
+        text="mean squared difference of sums of cells and losses of the score",
+    ),
+}
+
+
+def _blackened(photo: ScoredImages, shown: MapLike, how: Protocol, sign: Sign) -> float:
+    """Return the area of a perturbation with black pixels, as in the paper."""
+    return perturbation(photo.score, photo.pixels, shown, sign=sign, baseline=photo.baseline("black"), **how.common).area
