@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 import visattn
+from visattn.data.scenes import Scenes
 from visattn.errors import OptionError, OutputError
-from visattn.evaluation import METRICS, NULLS, Evaluation, deletion, evaluate, evaluating, insertion, nulls_of, saco
+from visattn.evaluation import METRICS, NULLS, Evaluation, auroc, deletion, evaluate, evaluating, insertion, nulls_of, saco
 
 SCENES = ["scene:7", "scene:3"]
 METHODS = ["relevance", "gradcam"]
@@ -102,6 +104,23 @@ def test_a_method_that_does_not_apply_says_why(model: nn.Module) -> None:
     assert [one.map for one in left_out] == ["gates", "gates"]
     assert "gate" in left_out[0].left_out
     assert next(row for row in found.rows() if row["map"] == "gates")["value"] is None
+
+
+def test_metrics_of_places_take_masks(model: nn.Module) -> None:
+    scenes = Scenes(2, (64, 64), seed=5)
+    pictures, masks = [Image.fromarray(scenes.scene(index).image) for index in range(2)], [scenes.scene(0).masks[0], None]
+    found = evaluate(
+        model, pictures, ["relevance", "input_x_gradient"], masks=masks, metrics=["auroc", "energy_inside", "saco"], nulls=1
+    )
+    for one in found.numbers[:2]:
+        explained = visattn.explain(model, pictures[0], method=one.map)
+        signed = explained.panel.signed
+        assert one.own["auroc"] == pytest.approx(float(auroc(explained.panel, masks[0], explained.geometry)))
+        assert math.isnan(one.own["energy_inside"]) == signed
+    assert all(math.isnan(one.own["auroc"]) and not math.isnan(one.own["saco"]) for one in found.numbers[2:])
+    assert [row["photos"] for row in found.rows()] == [1, 1, 1, 0, 2, 2]
+    with pytest.raises(OptionError, match="unknown metric"):
+        evaluate(model, pictures, ["relevance"], metrics=["auroc"])
 
 
 class Asked:

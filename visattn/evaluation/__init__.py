@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         perturbation as perturbation,
     )
     from visattn.evaluation.effects_of_heads import HeadEffects as HeadEffects, head_effects as head_effects
-    from visattn.evaluation.evaluating import evaluate as evaluate
+    from visattn.evaluation.evaluating import Evaluator as Evaluator, evaluate as evaluate
     from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
     from visattn.evaluation.heads import (
         HeadStatistics as HeadStatistics,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         pointing_game as pointing_game,
     )
     from visattn.evaluation.map_numbers import Evaluation as Evaluation, MapNumbers as MapNumbers
-    from visattn.evaluation.metric_table import METRICS as METRICS, Metric as Metric, Protocol as Protocol
+    from visattn.evaluation.metric_table import LOCATED as LOCATED, METRICS as METRICS, Metric as Metric, Protocol as Protocol
     from visattn.evaluation.nulls import NULLS as NULLS, nulls_of as nulls_of
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
     from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
@@ -82,7 +82,7 @@ else:
             ".baselines": ["center_prior", "edge_map", "flipped_copies", "shifted_copies", "smooth_random"],
             ".curves": ["Curve", "deletion", "insertion", "perturbation"],
             ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
-            ".evaluating": ["evaluate"],
+            ".evaluating": ["Evaluator", "evaluate"],
             ".map_numbers": ["Evaluation", "MapNumbers"],
             ".metric_table": ["METRICS", "Metric", "Protocol"],
             ".nulls": ["NULLS", "nulls_of"],

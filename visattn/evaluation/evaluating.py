@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from visattn._support.checks import as_list, at_least, one_each, one_of
+from visattn._support.checks import as_list, one_each, one_of
 from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
 from visattn._support.sampled_weights import sampled_weights
 from visattn._support.typed import typed
 from visattn.core.families import provenance_of
+from visattn.core.geometry import Box
 from visattn.core.images import image_facts
+from visattn.core.maps import AttentionMap
 from visattn.core.methods.scored import ScoredImages
 from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.answering import with_target
@@ -30,11 +34,11 @@ from visattn.core.pipeline.preprocessing import PreprocessingOptions
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
-from visattn.errors import OptionError, VisattnError
+from visattn.errors import MapError, OptionError, VisattnError
 from visattn.evaluation.evaluation_journal import Journal
-from visattn.evaluation.given import MapLike
+from visattn.evaluation.given import ARRAY, MapLike, MaskLike, as_map
 from visattn.evaluation.map_numbers import Evaluation, MapNumbers
-from visattn.evaluation.metric_table import METRICS, Metric, MetricName, Protocol
+from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol
 from visattn.evaluation.nulls import nulls_of
 
 STANDARD: tuple[MetricName, ...] = ("deletion", "insertion", "saco")
@@ -49,7 +53,8 @@ def evaluate(
     methods: Sequence[str] = ("auto",),
     *,
     maps: Mapping[str, Sequence[Any]] | None = None,
-    metrics: Sequence[MetricName] = STANDARD,
+    masks: Sequence[Any] | None = None,
+    metrics: Sequence[MetricName | LocatedName] = STANDARD,
     nulls: int = 5,
     steps: int = 32,
     by: str = "pixels",
@@ -71,7 +76,8 @@ def evaluate(
         images: Photos, see `visattn.explain`.
         methods: Names of methods, with their default parameters. Those that need no class are asked without the target.
         maps: Maps of other origin, by name: one for each photo, see `deletion`.
-        metrics: Names from `visattn.evaluation.METRICS`.
+        masks: Masks of objects, one for each photo or None, see `auroc`.
+        metrics: Names from `visattn.evaluation.METRICS`; with masks also from `visattn.evaluation.LOCATED`.
         nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`.
         steps: See `Protocol`.
         by: See `Protocol`.
@@ -93,42 +99,168 @@ def evaluate(
         VisattnError: Any error of `visattn.explain` that concerns all photos. A method that does not apply to a photo is left out, and says
             why.
     """
-    images, how = as_list(images), Protocol(steps, by, batch_size, seed)  # type: ignore[arg-type]
-    given = maps or {}
-    one_each(len(images), **{f"maps[{name!r}]": several for name, several in given.items()})
-    chosen = [one_of(metric, tuple(METRICS), "metric") for metric in metrics]
-    if not images or not chosen or not (methods or given):
-        raise OptionError("there must be a photo, a metric, and a method or maps.")
-    at_least("nulls", nulls)
-    asked = {method: asked_of(method, target, options, seed) for method in methods}
-    preprocessing = asked_of("auto", target, options, seed).how
-    bare, notes = model_of(model, preprocessing, weights=weights, seed=seed, device=device)
-    scored_target = _scored(target, {name: options[name] for name in TargetOptions.__annotations__ if name in options})
-    settings = {
-        "model": provenance_of(bare).model,
-        "weights": _digest(bare),
-        "methods": list(methods),
-        "maps": list(given),
-        "metrics": chosen,
-        "nulls": nulls,
-        "protocol": asdict(how),
-        "target": repr(scored_target),
-        "preprocessing": repr(preprocessing),
-    }
-    kept = Journal(None if journal is None else Path(journal), settings)
-    numbers = list[MapNumbers]()
+    images, given = as_list(images), maps or {}
+    one_each(len(images), masks=masks, **{f"maps[{name!r}]": several for name, several in given.items()})
+    if not images:
+        raise OptionError("there must be a photo.")
+    how = Protocol(steps, by, batch_size, seed, nulls)  # type: ignore[arg-type]
+    evaluator = Evaluator(
+        model,
+        methods,
+        list(given),
+        metrics,
+        how,
+        masked=masks is not None,
+        journal=journal,
+        target=target,
+        weights=weights,
+        device=device,
+        **options,
+    )
     for place, image in enumerate(images):
-        photo = replace(prepare_with([read(image, preprocessing)], bare, preprocessing).with_notes(*notes), seed=seed)
         own = {name: several[place] for name, several in given.items()}
-        questions = {name: one.question for name, one in asked.items()}
+        evaluator.add(image, own, None if masks is None else masks[place], place)
+    return evaluator.evaluation
+
+
+class Evaluator:
+    """Evaluation of photos that are given one by one; see `evaluate`.
+
+    Attributes:
+        numbers: Numbers of each map of each photo so far.
+        provenance: Model and weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | str,
+        methods: Sequence[str],
+        maps: Sequence[str],
+        metrics: Sequence[str],
+        how: Protocol,
+        *,
+        masked: bool = False,
+        journal: str | os.PathLike[str] | None = None,
+        target: Of = None,
+        weights: str | os.PathLike[str] = "auto",
+        device: str | torch.device = "cpu",
+        **options: Any,  # noqa: ANN401 - of the target and the preprocessing
+    ) -> None:
+        """Check what is asked, load the model, and read the journal.
+
+        Args:
+            model: See `evaluate`.
+            methods: See `evaluate`.
+            maps: Names of maps of other origin.
+            metrics: See `evaluate`.
+            how: How metrics are computed.
+            masked: Whether photos have masks.
+            journal: See `evaluate`.
+            target: See `evaluate`.
+            weights: See `evaluate`.
+            device: See `evaluate`.
+            options: See `evaluate`.
+
+        Raises:
+            OptionError: See `evaluate`.
+            OutputError: See `evaluate`.
+        """
+        known = (*METRICS, *LOCATED) if masked else tuple(METRICS)
+        self._metrics = [one_of(metric, known, "metric") for metric in metrics]
+        if not metrics or not (methods or maps):
+            raise OptionError("there must be a metric, and a method or maps.")
+        questions = {method: asked_of(method, target, options, how.seed) for method in methods}
+        self._questions = {name: asked.question for name, asked in questions.items()}
+        self._preprocessing = asked_of("auto", target, options, how.seed).how
+        self._model, self._notes = model_of(model, self._preprocessing, weights=weights, seed=how.seed, device=device)
+        self._target = _scored(target, {name: options[name] for name in TargetOptions.__annotations__ if name in options})
+        self._how, self.provenance, self.numbers = how, provenance_of(self._model), list[MapNumbers]()
+        settings = {
+            "model": self.provenance.model,
+            "weights": _digest(self._model),
+            "methods": list(methods),
+            "maps": list(maps),
+            "metrics": self._metrics,
+            "protocol": asdict(how),
+            "target": repr(self._target),
+            "preprocessing": repr(self._preprocessing),
+        }
+        self._journal = Journal(None if journal is None else Path(journal), settings)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Numbers so far, with their tables."""
+        return Evaluation(self.numbers, self._metrics)
+
+    def add(self, image: Any, maps: Mapping[str, MapLike], mask: MaskLike | None = None, place: int = 0) -> None:  # noqa: ANN401
+        """Measure all maps of a photo that are not in the journal.
+
+        Args:
+            image: The photo.
+            maps: Its maps of other origin, by name.
+            mask: Its mask, for metrics of places.
+            place: Number of the photo, which decides its nulls.
+
+        Raises:
+            VisattnError: If the photo cannot be read or does not fit the model.
+        """
+        prepared = prepare_with([read(image, self._preprocessing)], self._model, self._preprocessing)
+        photo = replace(prepared.with_notes(*self._notes), seed=self._how.seed)
         sha256 = image_facts(photo.photo).sha256 or ""
-        known = {name: kept.known(place, sha256, name) for name in (*questions, *own)}
-        missing = {name: shown for name, shown in {**questions, **own}.items() if known[name] is None}
+        known = {name: self._journal.known(place, sha256, name) for name in (*self._questions, *maps)}
+        missing = {name: shown for name, shown in {**self._questions, **maps}.items() if known[name] is None}
         if missing:
-            found = _of_photo(bare, photo, scored_target, missing, chosen, how, nulls, place)
-            known |= {one.map: kept.add(place, sha256, one) for one in found}
-        numbers += [one for one in known.values() if one is not None]
-    return Evaluation(numbers, chosen)
+            for numbers in self._measured(photo, missing, mask, place):
+                known[numbers.map] = self._journal.add(place, sha256, numbers)
+        self.numbers += [numbers for numbers in known.values() if numbers is not None]
+
+    def _measured(
+        self, photo: Prepared, maps: Mapping[str, Question | MapLike], mask: MaskLike | None, place: int
+    ) -> Iterator[MapNumbers]:
+        name = image_facts(photo.photo).name or f"photo {place}"
+        prepared, target = with_target(self._model, photo, self._target)
+        with scoring(self._model, prepared, target) as (recording, scored):
+            of = ", ".join(recording.provenance.target or ())
+            for method, shown in maps.items():
+                began = time.perf_counter()
+                try:
+                    drawn = self._drawn(photo, shown)
+                    made = time.perf_counter()
+                    own, nulls = self._of_map(scored, drawn, mask, place)
+                except VisattnError as error:
+                    yield MapNumbers(name, of, method, {}, {}, left_out=str(error))
+                    continue
+                yield MapNumbers(name, of, method, own, nulls, (made - began, time.perf_counter() - made))
+
+    def _drawn(self, photo: Prepared, shown: Question | MapLike) -> AttentionMap:
+        """Return the map that answers a question, or one that is given, on the input of the model."""
+        if isinstance(shown, Question):
+            return explained(self._model, [photo], shown, seed=self._how.seed)[0].panel
+        given = as_map(shown)
+        size = photo.geometry.input
+        layout = replace(given.layout, box=Box(0, 0, *size)) if given.layout.space == ARRAY else given.layout
+        return replace(given, layout=layout, provenance=given.provenance.but(geometry=photo.geometry))
+
+    def _of_map(
+        self, photo: ScoredImages, shown: AttentionMap, mask: MaskLike | None, place: int
+    ) -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
+        """Return the number of a map by metric, and those of its nulls by metric and kind."""
+        others = nulls_of(shown, photo.pixels, count=self._how.nulls, seed=self._how.seed + place)
+        own, of_nulls = dict[str, float](), dict[str, dict[str, list[float]]]()
+        for name in self._metrics:
+            number = partial(_number, name, photo, mask=mask, how=self._how)
+            own[name] = number(shown)
+            of_nulls[name] = {kind: [number(null) for null in several] for kind, several in others.items()}
+        return own, of_nulls
+
+
+def _number(name: str, photo: ScoredImages, shown: AttentionMap, *, mask: MaskLike | None, how: Protocol) -> float:
+    if name in METRICS:
+        return METRICS[name].compute(photo, shown, how)
+    try:
+        return math.nan if mask is None else float(LOCATED[name].compute(shown, mask))
+    except MapError:  # such as a share of a sum with negative values
+        return math.nan
 
 
 def _digest(model: nn.Module) -> str:
@@ -141,45 +273,3 @@ def _scored(target: Of, options: Mapping[str, Any]) -> Target:
     asked = Target(target, **options)
     is_class = asked.prompt is None and asked.named is None and not callable(target) and asked.task in (None, "classes")
     return replace(asked, target_space="prob") if is_class and "target_space" not in options else asked
-
-
-def _of_photo(
-    model: nn.Module,
-    photo: Prepared,
-    target: Target,
-    maps: Mapping[str, Question | MapLike],
-    metrics: Sequence[str],
-    how: Protocol,
-    nulls: int,
-    place: int,
-) -> Iterator[MapNumbers]:
-    name = image_facts(photo.photo).name or f"photo {place}"
-    prepared, completed = with_target(model, photo, target)
-    with scoring(model, prepared, completed) as (recording, scored):
-        of = ", ".join(recording.provenance.target or ())
-        for method, shown in maps.items():
-            began = time.perf_counter()
-            try:
-                drawn = explained(model, [photo], shown, seed=how.seed)[0].panel if isinstance(shown, Question) else shown
-            except VisattnError as error:
-                yield MapNumbers(name, of, method, {}, {}, left_out=str(error))
-                continue
-            made = time.perf_counter()
-            own, of_nulls = _numbers(scored, drawn, metrics, how, nulls, place)
-            yield MapNumbers(name, of, method, own, of_nulls, (made - began, time.perf_counter() - made))
-
-
-def _numbers(
-    photo: ScoredImages, shown: MapLike, metrics: Sequence[str], how: Protocol, nulls: int, place: int
-) -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
-    """Return the number of a map by metric, and those of its nulls by metric and kind."""
-    others = nulls_of(shown, photo.pixels, count=nulls, seed=how.seed + place)
-
-    def number(metric: Metric, one: MapLike) -> float:
-        return metric.compute(photo, one, how)
-
-    own = {name: number(METRICS[name], shown) for name in metrics}
-    of_nulls = {
-        name: {kind: [number(METRICS[name], null) for null in several] for kind, several in others.items()} for name in metrics
-    }
-    return own, of_nulls

@@ -11,7 +11,7 @@ import numpy as np
 
 from visattn._support.reprs import brief
 from visattn.evaluation.intervals import mean_interval
-from visattn.evaluation.metric_table import METRICS
+from visattn.evaluation.metric_table import is_higher_better
 from visattn.evaluation.nulls import NULLS
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class MapNumbers:
 
     def beaten(self, metric: str) -> float:
         """Return the share of all nulls that the map beats by a metric, ties by one half; NaN where the metric is not defined."""
-        own, sign = self.own[metric], 1 if METRICS[metric].higher else -1
+        own, sign = self.own[metric], 1 if is_higher_better(metric) else -1
         others = np.concatenate([np.asarray(numbers) for numbers in self.nulls[metric].values()])
         others = others[~np.isnan(others)]
         if math.isnan(own) or not len(others):
@@ -86,10 +86,10 @@ class Evaluation:
 
     def _row(self, name: str, metric: str) -> Row:
         chosen = [one for one in self.numbers if one.map == name and not one.left_out and not math.isnan(one.own[metric])]
-        own, sign = np.array([one.own[metric] for one in chosen]), 1 if METRICS[metric].higher else -1
+        own, sign = np.array([one.own[metric] for one in chosen]), 1 if is_higher_better(metric) else -1
         row: dict[str, float | str | None] = {
             "metric": metric,
-            "better": "higher" if METRICS[metric].higher else "lower",
+            "better": "higher" if is_higher_better(metric) else "lower",
             "map": name,
             "photos": len(chosen),
             **_described("value", own),

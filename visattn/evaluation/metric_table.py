@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from visattn._support.checks import at_least
+from visattn._support.checks import at_least, one_of
+from visattn.core.maps import AttentionMap
 from visattn.core.methods.scored import ScoredImages
 from visattn.evaluation.agreement import saco, sensitivity_n
 from visattn.evaluation.curves import Sign, deletion, insertion, perturbation
-from visattn.evaluation.given import MapLike
+from visattn.evaluation.given import MapLike, MaskLike
 from visattn.evaluation.imputation import road
+from visattn.evaluation.localization import auroc, average_precision, energy_inside, lift, pointing_game
 from visattn.evaluation.through_captum import infidelity
 from visattn.evaluation.units import By
 
+LocatedName = Literal["auroc", "average_precision", "pointing_game", "energy_inside", "lift"]
 MetricName = Literal["deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"]
 
 
@@ -26,13 +29,15 @@ class Protocol:
         steps: Steps of deletion and insertion. RISE takes 224 for 224 pixels.
         by: `pixels`, or whole `cells` of the map.
         batch_size: Number of inputs in a batch.
-        seed: Seed of the order of equal values, of random sets and of noise.
+        seed: Seed of the order of equal values, of random sets, of noise and of nulls.
+        nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`.
     """
 
     steps: int = 32
     by: By = "pixels"
     batch_size: int = 32
     seed: int = 0
+    nulls: int = 5
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -42,6 +47,8 @@ class Protocol:
         """
         at_least("steps", self.steps)
         at_least("batch_size", self.batch_size)
+        at_least("nulls", self.nulls)
+        one_of(self.by, get_args(By), "unit")
 
     @property
     def common(self) -> dict[str, Any]:
@@ -67,6 +74,28 @@ class Metric(NamedTuple):
     higher: bool
     text: str
 
+
+class Located(NamedTuple):
+    """A metric of how well a map finds a mask.
+
+    Attributes:
+        compute: Function from a map with its geometry and a mask to a number.
+        higher: Whether a higher number is better.
+        text: What the number is.
+    """
+
+    compute: Callable[[AttentionMap, MaskLike], Any]
+    higher: bool
+    text: str
+
+
+LOCATED: dict[str, Located] = {
+    "auroc": Located(auroc, higher=True, text="probability that a pixel of the object has a larger value than another"),
+    "average_precision": Located(average_precision, higher=True, text="area under precision and recall of the object's pixels"),
+    "pointing_game": Located(pointing_game, higher=True, text="whether the largest value lies on the object"),
+    "energy_inside": Located(energy_inside, higher=True, text="share of the map's sum on the object"),
+    "lift": Located(lift, higher=True, text="that share over the object's share of the area"),
+}
 
 METRICS: dict[str, Metric] = {
     "deletion": Metric(
@@ -115,3 +144,8 @@ METRICS: dict[str, Metric] = {
 def _blackened(photo: ScoredImages, shown: MapLike, how: Protocol, sign: Sign) -> float:
     """Return the area of a perturbation with black pixels, as in the paper."""
     return perturbation(photo.score, photo.pixels, shown, sign=sign, baseline=photo.baseline("black"), **how.common).area
+
+
+def is_higher_better(metric: str) -> bool:
+    """Check whether a higher number is better, of a metric of either table."""
+    return METRICS[metric].higher if metric in METRICS else LOCATED[metric].higher
