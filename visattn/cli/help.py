@@ -28,6 +28,7 @@ COMMANDS = {
     "train": Command("visattn.training.train_command", "Train a classifier, with or without attention, or a captioner."),
     "caption": Command("visattn.captioning.caption_command", "Caption images, and draw where the decoder attends for each word."),
     "stats": Command("visattn.evaluation.stats_command", "Compute statistics of every head over a folder of photos."),
+    "evaluate": Command("visattn.evaluation.evaluate_command", "Measure how well maps tell what a score depends on."),
     "inspect": Command("visattn.cli.inspect_command", "Show the attention layers of a model, and which methods apply to it."),
     "list": Command("visattn.cli.list_command", "List models, methods or color maps."),
     "doctor": Command("visattn.cli.doctor_command", "Check the installation."),

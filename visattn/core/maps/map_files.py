@@ -75,7 +75,7 @@ def save_map(attention_map: AttentionMap, geometry: Geometry, ending: MapFormat 
 
 
 def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
-    """Load a map saved by `save_map`, or a plain array `(height, width)`: `.npy`, `.csv` without a header, or a gray `.tif` or `.png`.
+    """Load a map saved by `save_map`, or an array `(height, width)`: `.npy`, `.csv` or `.txt` without a header, a gray `.tif` or `.png`.
 
     Loading never executes code from the file, so files from untrusted sources are safe to read.
 
@@ -111,7 +111,7 @@ def _content(stream: IO[bytes], path: Path) -> tuple[schema.Facts, NDArray[np.fl
     """Read facts and values, or an array, in the format that the content has; tables are known by their ending."""
     if kind := image_kind(stream):
         return read_image(stream, kind)
-    return read_table(stream) if path.suffix.lower() == ".csv" else schema.read(stream)
+    return read_table(stream) if path.suffix.lower() in (".csv", ".txt") else schema.read(stream)
 
 
 def _placed(

@@ -125,7 +125,7 @@ def read_image(stream: IO[bytes], kind: str) -> tuple[schema.Facts, Grid] | Grid
 
 
 def read_table(stream: IO[bytes]) -> tuple[schema.Facts, Grid] | Grid:
-    """Read the facts and values of a table that `encode_grid` made, or the numbers of another one with commas and without a header.
+    """Read the facts and values of a table that `encode_grid` made, or the numbers of another one with commas or spaces and no header.
 
     Raises:
         ValueError: If a line has something else, or other columns than the first, or the table has too many values or none.
@@ -179,9 +179,10 @@ def _row(text: str, number: int) -> Grid:
     try:
         if "_" in text:  # `float` would take 1_000
             raise ValueError
-        return np.array([float(cell or "nan") for cell in map(str.strip, text.split(","))], np.float32)
+        cells = map(str.strip, text.split(",")) if "," in text else text.split()
+        return np.array([float(cell or "nan") for cell in cells], np.float32)
     except ValueError as error:
-        raise ValueError(f"its line {number} has something else than numbers and commas") from error
+        raise ValueError(f"its line {number} has something else than numbers and commas or spaces") from error
 
 
 def _png(numbers: NDArray[np.uint16], scaling: Tags, tags: Tags) -> bytes:
