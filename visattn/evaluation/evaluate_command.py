@@ -11,7 +11,7 @@ from visattn._support.checks import printable
 from visattn._support.files import exists, is_folder
 from visattn._support.tables import to_csv, to_json, to_text, without_nan
 from visattn._support.types import LARGEST_BATCH
-from visattn._support.whole_files import refusal, write_whole
+from visattn._support.whole_files import discard, write_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.shared_options import (
@@ -139,7 +139,7 @@ def _sources(photos: tuple[str, ...], output: Path) -> list[str]:
 
 
 def _prepared(output: Path, overwrite: bool) -> Path:
-    """Make the folder of the results, and return the journal in it.
+    """Check the folder of the results, and return the journal in it.
 
     Raises:
         OutputError: If the folder holds other things than results of an earlier run.
@@ -149,13 +149,8 @@ def _prepared(output: Path, overwrite: bool) -> Path:
         raise OutputError(f"{printable(str(output))}: holds other files; pass -o with a new folder")
     if exists(output) and not is_folder(output):
         raise OutputError(f"{printable(str(output))}: a file, not a folder; pass -o with a new folder")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            journal.unlink(missing_ok=True)
-    except OSError as error:
-        refused = refusal(error, output)
-        raise refused from error
+    if overwrite:
+        discard(journal)
     return journal
 
 

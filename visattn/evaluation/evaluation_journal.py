@@ -68,6 +68,7 @@ class Journal:
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
             else:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps({_FIRST: 1, "settings": settings}) + "\n")
         except OutputError:
             raise
