@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         cascading_randomization as cascading_randomization,
         flip_equivariance as flip_equivariance,
     )
+    from visattn.evaluation.rank_statistics import MeanRanks as MeanRanks, mean_ranks as mean_ranks
     from visattn.evaluation.specialization import (
         NULL_DRAWS as NULL_DRAWS,
         HeadScores as HeadScores,
@@ -97,6 +98,7 @@ else:
             ".patching_heads": ["PatchedHeads", "patched_heads"],
             ".patches": ["Patches", "patches_by_layout"],
             ".randomization": ["Cascade", "cascading_randomization", "flip_equivariance"],
+            ".rank_statistics": ["MeanRanks", "mean_ranks"],
             ".specialization": ["NULL_DRAWS", "HeadScores", "PropertyScores", "find_heads", "over_patches", "score_heads"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
             ".survey_output": ["survey_files"],
