@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         flip_equivariance as flip_equivariance,
     )
     from visattn.evaluation.rank_statistics import MeanRanks as MeanRanks, mean_ranks as mean_ranks
+    from visattn.evaluation.robustness_of_maps import Robustness as Robustness, robustness as robustness
     from visattn.evaluation.specialization import (
         NULL_DRAWS as NULL_DRAWS,
         HeadScores as HeadScores,
@@ -99,6 +100,7 @@ else:
             ".patches": ["Patches", "patches_by_layout"],
             ".randomization": ["Cascade", "cascading_randomization", "flip_equivariance"],
             ".rank_statistics": ["MeanRanks", "mean_ranks"],
+            ".robustness_of_maps": ["Robustness", "robustness"],
             ".specialization": ["NULL_DRAWS", "HeadScores", "PropertyScores", "find_heads", "over_patches", "score_heads"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
             ".survey_output": ["survey_files"],

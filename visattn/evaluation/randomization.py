@@ -64,7 +64,7 @@ def cascading_randomization(model: nn.Module, pixels: Tensor, explain: ExplainMo
         and shuffled parameters.
     """
     pixels = one_input(pixels)
-    trained = _cells(explain(model, pixels))
+    trained = cells_of_map(explain(model, pixels))
     randomized, parts, correlations = copy.deepcopy(model), list[str](), list[float]()
     with torch.random.fork_rng(devices=sorted({x.device for x in model.parameters() if x.is_cuda}, key=str)):
         torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def cascading_randomization(model: nn.Module, pixels: Tensor, explain: ExplainMo
             for module in modules:
                 _randomize(module)
             parts.append(name)
-            correlations.append(spearman(trained, _cells(explain(randomized, pixels))))
+            correlations.append(spearman(trained, cells_of_map(explain(randomized, pixels))))
     return Cascade(tuple(parts), np.array(correlations))
 
 
@@ -87,7 +87,7 @@ def flip_equivariance(pixels: Tensor, explain: Callable[[Tensor], MapLike]) -> f
         ShapeError: If maps differ in their grids, or the input has another shape.
     """
     pixels = one_input(pixels)
-    return spearman(_cells(explain(pixels))[:, ::-1], _cells(explain(pixels.flip(-1))))
+    return spearman(cells_of_map(explain(pixels))[:, ::-1], cells_of_map(explain(pixels.flip(-1))))
 
 
 def spearman(one: Array, two: Array) -> float:
@@ -110,7 +110,12 @@ def _ranks(values: Array) -> Array:
     return ranks
 
 
-def _cells(shown: MapLike) -> Array:
+def cells_of_map(shown: MapLike) -> Array:
+    """Return the values of a map without further axes, `(rows, columns)`.
+
+    Raises:
+        ShapeError: If it has further axes.
+    """
     values = as_map(shown).values
     if values.ndim != 2:
         raise ShapeError(f"a map must be (rows, columns), got {tuple(values.shape)}.")
