@@ -8,8 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from visattn.evaluation.evaluation_journal import Journal
 from visattn.evaluation.given import ARRAY, MapLike, MaskLike, as_map
 from visattn.evaluation.map_numbers import Evaluation, MapNumbers
 from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol
-from visattn.evaluation.nulls import nulls_of
+from visattn.evaluation.nulls import copies_of, strangers_to
 
 STANDARD: tuple[MetricName, ...] = ("deletion", "insertion", "saco")
 
@@ -220,13 +219,13 @@ class Evaluator:
         name = image_facts(photo.photo).name or f"photo {place}"
         prepared, target = with_target(self._model, photo, self._target)
         with scoring(self._model, prepared, target) as (recording, scored):
-            of = ", ".join(recording.provenance.target or ())
+            of, shared = ", ".join(recording.provenance.target or ()), _OfPhoto(scored, mask, place)
             for method, shown in maps.items():
                 began = time.perf_counter()
                 try:
                     drawn = self._drawn(photo, shown)
                     made = time.perf_counter()
-                    own, nulls = self._of_map(scored, drawn, mask, place)
+                    own, nulls = self._of_map(shared, drawn)
                 except VisattnError as error:
                     yield MapNumbers(name, of, method, {}, {}, left_out=str(error))
                     continue
@@ -241,26 +240,46 @@ class Evaluator:
         layout = replace(given.layout, box=Box(0, 0, *size)) if given.layout.space == ARRAY else given.layout
         return replace(given, layout=layout, provenance=given.provenance.but(geometry=photo.geometry))
 
-    def _of_map(
-        self, photo: ScoredImages, shown: AttentionMap, mask: MaskLike | None, place: int
-    ) -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
+    def _of_map(self, photo: _OfPhoto, shown: AttentionMap) -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
         """Return the number of a map by metric, and those of its nulls by metric and kind."""
-        others = nulls_of(shown, photo.pixels, count=self._how.nulls, seed=self._how.seed + place)
-        own, of_nulls = dict[str, float](), dict[str, dict[str, list[float]]]()
-        for name in self._metrics:
-            number = partial(_number, name, photo, mask=mask, how=self._how)
-            own[name] = number(shown)
-            of_nulls[name] = {kind: [number(null) for null in several] for kind, several in others.items()}
-        return own, of_nulls
+        seed, count = self._how.seed + photo.place, self._how.nulls
+        layout = shown.layout.grid, shown.layout.box
+        if layout not in photo.strangers:
+            photo.strangers[layout] = self._by_metric(photo, strangers_to(shown, photo.scored.pixels, count=count, seed=seed))
+        copies, strangers = self._by_metric(photo, copies_of(shown, count=count, seed=seed)), photo.strangers[layout]
+        own = {name: self._number(name, photo, shown) for name in self._metrics}
+        return own, {name: copies[name] | strangers[name] for name in self._metrics}
+
+    def _by_metric(self, photo: _OfPhoto, nulls: Mapping[str, list[AttentionMap]]) -> dict[str, dict[str, list[float]]]:
+        return {
+            name: {kind: [self._number(name, photo, null) for null in several] for kind, several in nulls.items()}
+            for name in self._metrics
+        }
+
+    def _number(self, name: str, photo: _OfPhoto, shown: AttentionMap) -> float:
+        if name in METRICS:
+            return METRICS[name].compute(photo.scored, shown, self._how)
+        try:
+            return math.nan if photo.mask is None else float(LOCATED[name].compute(shown, photo.mask))
+        except MapError:  # such as a share of a sum with negative values
+            return math.nan
 
 
-def _number(name: str, photo: ScoredImages, shown: AttentionMap, *, mask: MaskLike | None, how: Protocol) -> float:
-    if name in METRICS:
-        return METRICS[name].compute(photo, shown, how)
-    try:
-        return math.nan if mask is None else float(LOCATED[name].compute(shown, mask))
-    except MapError:  # such as a share of a sum with negative values
-        return math.nan
+@dataclass
+class _OfPhoto:
+    """What all maps of a photo share.
+
+    Attributes:
+        scored: The input with its score.
+        mask: Its mask, if there is one.
+        place: Number of the photo.
+        strangers: Numbers of nulls that depend on the layout only, by layout.
+    """
+
+    scored: ScoredImages
+    mask: MaskLike | None
+    place: int
+    strangers: dict[Any, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
 
 
 def _digest(model: nn.Module) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 from visattn._support.checks import at_least
 from visattn.core.maps import AttentionMap
 from visattn.evaluation.baselines import center_prior, edge_map, flipped_copies, shifted_copies, smooth_random
-from visattn.evaluation.given import MapLike, as_map
+from visattn.evaluation.given import MapLike
 
 NULLS = "shifted copies", "flipped copies", "smooth noise", "center prior", "edges"
 
@@ -31,15 +31,27 @@ def nulls_of(shown: MapLike, pixels: Tensor, *, count: int = 10, seed: int = 0) 
         ShapeError: If the input or an array has another shape.
         MapError: If the map has one cell or holes, or was made for another input.
     """
+    return copies_of(shown, count=count, seed=seed) | strangers_to(shown, pixels, count=count, seed=seed)
+
+
+def copies_of(shown: MapLike, *, count: int, seed: int) -> dict[str, list[AttentionMap]]:
+    """Return the kinds of `nulls_of` that have the values of the map itself."""
     at_least("count", count)
-    shown = as_map(shown)
-    copies = {
-        "shifted copies": shifted_copies(shown, count, seed),
-        "flipped copies": flipped_copies(shown),
-        "smooth noise": smooth_random(shown, count, seed),
-    }
     return {
-        **{kind: [several.at(copy=copy) for copy in range(len(several.values))] for kind, several in copies.items()},
+        "shifted copies": _apart(shifted_copies(shown, count, seed)),
+        "flipped copies": _apart(flipped_copies(shown)),
+    }
+
+
+def strangers_to(shown: MapLike, pixels: Tensor, *, count: int, seed: int) -> dict[str, list[AttentionMap]]:
+    """Return the kinds of `nulls_of` that depend on the layout of the map only."""
+    at_least("count", count)
+    return {
+        "smooth noise": _apart(smooth_random(shown, count, seed)),
         "center prior": [center_prior(shown)],
         "edges": [edge_map(shown, pixels)],
     }
+
+
+def _apart(several: AttentionMap) -> list[AttentionMap]:
+    return [several.at(copy=copy) for copy in range(len(several.values))]
