@@ -7,10 +7,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -40,6 +40,7 @@ from visattn.evaluation.map_numbers import Evaluation, MapNumbers
 from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol
 from visattn.evaluation.nulls import copies_of, strangers_to
 
+Drawing: TypeAlias = Callable[[], MapLike]
 STANDARD: tuple[MetricName, ...] = ("deletion", "insertion", "saco")
 
 
@@ -191,12 +192,12 @@ class Evaluator:
         """Numbers so far, with their tables."""
         return Evaluation(self.numbers, self._metrics)
 
-    def add(self, image: Any, maps: Mapping[str, MapLike], mask: MaskLike | None = None, place: int = 0) -> None:  # noqa: ANN401
+    def add(self, image: Any, maps: Mapping[str, MapLike | Drawing], mask: MaskLike | None = None, place: int = 0) -> None:  # noqa: ANN401
         """Measure all maps of a photo that are not in the journal.
 
         Args:
             image: The photo.
-            maps: Its maps of other origin, by name.
+            maps: Its maps of other origin, by name, or functions that draw them if they are not in the journal.
             mask: Its mask, for metrics of places.
             place: Number of the photo, which decides its nulls.
 
@@ -214,7 +215,7 @@ class Evaluator:
         self.numbers += [numbers for numbers in known.values() if numbers is not None]
 
     def _measured(
-        self, photo: Prepared, maps: Mapping[str, Question | MapLike], mask: MaskLike | None, place: int
+        self, photo: Prepared, maps: Mapping[str, Question | MapLike | Drawing], mask: MaskLike | None, place: int
     ) -> Iterator[MapNumbers]:
         name = image_facts(photo.photo).name or f"photo {place}"
         prepared, target = with_target(self._model, photo, self._target)
@@ -231,11 +232,11 @@ class Evaluator:
                     continue
                 yield MapNumbers(name, of, method, own, nulls, (made - began, time.perf_counter() - made))
 
-    def _drawn(self, photo: Prepared, shown: Question | MapLike) -> AttentionMap:
+    def _drawn(self, photo: Prepared, shown: Question | MapLike | Drawing) -> AttentionMap:
         """Return the map that answers a question, or one that is given, on the input of the model."""
         if isinstance(shown, Question):
             return explained(self._model, [photo], shown, seed=self._how.seed)[0].panel
-        given = as_map(shown)
+        given = as_map(shown() if callable(shown) else shown)
         size = photo.geometry.input
         layout = replace(given.layout, box=Box(0, 0, *size)) if given.layout.space == ARRAY else given.layout
         return replace(given, layout=layout, provenance=given.provenance.but(geometry=photo.geometry))
