@@ -1,11 +1,11 @@
 """Whether metrics of maps rank them as a known cause does: causes x networks x methods x metrics.
 
-`trust.py [--only NAME,NAME] [--scenes N] [--folder FOLDER]`. Each network decides by one known thing, whose pixels are the truth. Every
-method that applies draws its map, and stands beside the truth itself, the edges of the input, and nulls. A metric deserves trust where it
-puts the truth first, the edges low, and the methods in the order of how well they find the cause (AUROC). Numbers are kept in FOLDER, two
-files for each network, so that a run that was interrupted goes on.
+`trust.py [--only NAME,NAME] [--scenes N] [--folder FOLDER] [--write-docs]`. Each network decides by one known thing, whose pixels are the
+truth. Every method that applies draws its map, and stands beside the truth itself and maps that know nothing (`BESIDE`). A metric deserves
+trust where it puts the truth first, those that know nothing last, and the methods in the order of how well they find the cause (AUROC).
+Numbers are kept in FOLDER, three files for each network, so that a run that was interrupted goes on.
 
-These settings were chosen before any result: `SCENES`, `SEED`, `RANKING`, `DENSE`, `HOW` and `STEPS`.
+These settings were chosen before any result: `SCENES`, `FEW`, `SEED`, `RANKING`, `COSTLY`, `HOW` and `NOISE`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from torch import nn
 from train_causes import FOLDER, combinations, name_of
 from truth.measure import Way, applicable, ways_of
@@ -32,29 +31,49 @@ from truth.measure import Way, applicable, ways_of
 import visattn
 from visattn._support.tables import Row, to_markdown
 from visattn.data.scenes.causes import CAUSES, CausedScenes
-from visattn.evaluation import METRICS, Evaluation, Evaluator, Protocol, edge_map
+from visattn.evaluation import (
+    Evaluation,
+    Evaluator,
+    Protocol,
+    center_prior,
+    edge_map,
+    is_higher_better,
+    shifted_copies,
+    smooth_random,
+)
 
-SCENES, SLOW = 200, 50  # scenes for methods that run the model a few times, and for the others
+SCENES, FEW = 200, 50  # scenes for ranking metrics of methods that run the model a few times, and for all else
 SEED = 3  # of the scenes; networks were trained on odd seeds of their own data, and other pages use 2
 SEEDS = 2  # networks of each cause and kind
-RANKING = "deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"
-HOW = Protocol(steps=32, by="pixels", batch_size=64, seed=0, nulls=3)
-BESIDE = "truth", "edges"  # maps that no method drew
+RANKING = "deletion", "insertion", "positive", "negative", "saco", "road"
+COSTLY = "sensitivity_n", "infidelity"
+HOW = Protocol(steps=32, by="pixels", batch_size=64, seed=0, nulls=0)
+BLIND = "edges", "center prior", "smooth noise", "shifted truth"  # maps that know nothing of the network
+BESIDE = "truth", *BLIND  # maps that no method drew
+GRID = 16, 16  # of those among them that have no grid of their own
+RESAMPLES = 1000
 BUILT = Path(__file__).parents[1] / "build" / "trust"
 
+Array = NDArray[np.float64]
 
-@dataclass(frozen=True)
-class Network:
-    """A network and the cause that it decides by."""
 
-    cause: str
-    kind: str
-    seed: int
+class Part(NamedTuple):
+    """Part of the numbers of a network, which has a journal of its own.
 
-    @property
-    def name(self) -> str:
-        """Name of its folder."""
-        return name_of(self.cause, self.kind, self.seed)
+    Attributes:
+        name: Name of the part.
+        slow: Whether it holds the methods that run the model many times, instead of the others and the maps beside.
+        metrics: Its metrics.
+        scenes: Number of scenes, at most.
+    """
+
+    name: str
+    slow: bool
+    metrics: tuple[str, ...]
+    scenes: int
+
+
+PARTS = Part("ranking", False, RANKING, SCENES), Part("costly", False, COSTLY, FEW), Part("slow", True, (*RANKING, *COSTLY), FEW)
 
 
 def main() -> int:
@@ -64,79 +83,111 @@ def main() -> int:
     parser.add_argument("--scenes", type=int, default=SCENES)
     parser.add_argument("--folder", type=Path, default=BUILT)
     options = parser.parse_args()
-    networks = [Network(*key) for key in combinations(list(CAUSES), SEEDS)]
-    chosen = [network for network in networks if options.only is None or network.name in options.only]
+    keys = {name_of(*key): key[0] for key in combinations(list(CAUSES), SEEDS)}
+    chosen = [name for name in keys if options.only is None or name in options.only]
     options.folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        tasks = [pool.submit(measured, network, options.scenes, options.folder) for network in chosen]
-        rows = [row for task, network in zip(tasks, chosen, strict=True) for row in rows_of(network, task.result())]
+        tasks = [pool.submit(measured, name, keys[name], options.scenes, options.folder) for name in chosen]
+        rows = [row for task, name in zip(tasks, chosen, strict=True) for row in rows_of(name, task.result())]
     print(to_markdown(rows))
     return 0
 
 
-def measured(network: Network, scenes: int, folder: Path) -> Evaluation:
-    """Return the numbers of all maps of a network."""
+def measured(name: str, cause: str, scenes: int, folder: Path) -> dict[str, Evaluation]:
+    """Return the numbers of all maps of a network, by part."""
     torch.set_num_threads(1)
-    model = visattn.load_model(str(FOLDER / network.name))
-    data = CausedScenes(network.cause, scenes, seed=SEED)  # type: ignore[arg-type]
+    model = visattn.load_model(str(FOLDER / name))
+    data = CausedScenes(cause, scenes, seed=SEED)  # type: ignore[arg-type]
     first: Any = data.scene(0)
     ways, _ = applicable(ways_of(model, first), model, first)
-    quick = {name: way for name, way in ways.items() if not way.slow}
-    slow = {name: way for name, way in ways.items() if way.slow}
-    numbers = []
-    for kind, some, count in (("quick", quick, scenes), ("slow", slow, min(SLOW, scenes))):
-        names = [*BESIDE, *some] if kind == "quick" else list(some)
+    found = {}
+    for part in PARTS:
+        some = {method: way for method, way in ways.items() if way.slow == part.slow}
+        names = [*some, *(() if part.slow else BESIDE)]
         evaluator = Evaluator(
-            model, [], names, [*RANKING, "auroc"], HOW, masked=True, journal=folder / f"{network.name}_{kind}.jsonl"
+            model, [], names, [*part.metrics, "auroc"], HOW, masked=True, journal=folder / f"{name}_{part.name}.jsonl"
         )
-        for place in range(count):
+        for place in range(min(part.scenes, scenes)):
             scene = data.scene(place)
             picture = Image.fromarray(scene.image)
-            evaluator.add(picture, drawn(model, picture, some, scene.masks[0], names), scene.masks[0], place)
-            print(f"\r  {network.name}, {kind}: {place + 1} of {count}", end="", file=sys.stderr, flush=True)
-        numbers += evaluator.numbers
-    return Evaluation(numbers, [*RANKING, "auroc"])
+            maps = drawn(model, picture, some, scene.masks[0], place)
+            evaluator.add(picture, {name: maps[name] for name in names}, scene.masks[0], place)
+            print(f"\r  {name}, {part.name}: {place + 1}", end="", file=sys.stderr, flush=True)
+        found[part.name] = evaluator.evaluation
+    return found
 
 
 def drawn(
-    model: nn.Module, picture: Image.Image, ways: Mapping[str, Way], mask: NDArray[np.bool_], names: Sequence[str]
+    model: nn.Module, picture: Image.Image, ways: Mapping[str, Way], mask: NDArray[np.bool_], place: int
 ) -> dict[str, Callable[[], Any]]:
     """Return a function for each map of a scene, which draws it. Methods explain the class that the network predicts."""
-    pixels = visattn.prepare(picture, model).pixels
+    pixels, truth, blank = visattn.prepare(picture, model).pixels, mask.astype(float), np.zeros(GRID)
     with torch.no_grad():
         label = int(model(pixels).argmax())
-    made: dict[str, Callable[[], Any]] = {name: partial(_map, way, model, picture, label) for name, way in ways.items()}
-    made |= {"truth": lambda: mask.astype(float), "edges": lambda: edge_map(np.zeros((16, 16)), pixels)}
-    return {name: made[name] for name in names}
+    return {
+        **{name: partial(_map, way, model, picture, label) for name, way in ways.items()},
+        "truth": lambda: truth,
+        "edges": lambda: edge_map(blank, pixels),
+        "center prior": lambda: center_prior(blank),
+        "smooth noise": lambda: smooth_random(blank, 1, place).at(copy=0),
+        "shifted truth": lambda: shifted_copies(truth, 1, place).at(copy=0),
+    }
 
 
 def _map(way: Way, model: nn.Module, picture: Image.Image, label: int) -> Any:  # noqa: ANN401 - a map
     return way.map(model, picture, label)[0]
 
 
-def rows_of(network: Network, evaluation: Evaluation) -> Iterator[Row]:
-    """Yield a row for each metric: where it puts the truth and the edges, and whether it orders methods as the cause does."""
-    values = {(str(row["metric"]), str(row["map"])): row["value"] for row in evaluation.rows()}
-    methods = [name for name in evaluation.maps if name not in BESIDE and values["auroc", name] is not None]
-    for metric in RANKING:
-        sign = 1 if METRICS[metric].higher else -1
-        measured = {name: sign * values[metric, name] for name in (*methods, *BESIDE) if values[metric, name] is not None}
-        ranked = [name for name in methods if name in measured]
-        order = spearmanr([measured[name] for name in ranked], [values["auroc", name] for name in ranked]).statistic
-        yield {
-            "network": network.name,
-            "metric": metric,
-            "methods": str(len(ranked)),
-            "order of the cause": f"{order:.2f}",
-            "above the truth": _above("truth", measured, ranked),
-            "below the edges": None
-            if "edges" not in measured
-            else str(sum(measured[name] < measured["edges"] for name in ranked)),
-        }
+def rows_of(name: str, found: Mapping[str, Evaluation]) -> Iterator[Row]:
+    """Yield a row for each part and metric: whether it orders methods as the cause does, and where it puts the truth and the blind."""
+    for part in PARTS[:2]:
+        for metric in part.metrics:
+            maps, values = _table(found[part.name], metric)
+            _, causes = _table(found[part.name], "auroc")
+            signed = values if is_higher_better(metric) else -values
+            ranks = rankdata(-signed, axis=1)  # (scenes, maps)
+            methods = [place for place, shown in enumerate(maps) if shown not in BESIDE]
+            yield {
+                "network": name,
+                "metric": metric,
+                "scenes": len(values),
+                "methods": len(methods),
+                "order of the cause": _told(_order(signed[:, methods], causes[:, methods])),
+                "methods above the truth": int((signed[:, methods].mean(0) > signed[:, maps.index("truth")].mean()).sum()),
+                **{f"rank of {shown}": _told(_resampled(ranks[:, maps.index(shown)])) for shown in BESIDE if shown in maps},
+            }
 
 
-def _above(name: str, measured: Mapping[str, float], methods: Sequence[str]) -> str | None:
-    return None if name not in measured else str(sum(measured[method] > measured[name] for method in methods))
+def _table(evaluation: Evaluation, metric: str) -> tuple[list[str], Array]:
+    """Return the maps with numbers for every scene, and their numbers `(scenes, maps)`."""
+    numbers = {(one.photo, one.map): one.own.get(metric, np.nan) for one in evaluation.numbers}
+    photos = list(dict.fromkeys(photo for photo, _ in numbers))
+    table = np.array([[numbers[photo, shown] for shown in evaluation.maps] for photo in photos])
+    kept = ~np.isnan(table).any(0)
+    return [shown for shown, keeps in zip(evaluation.maps, kept, strict=True) if keeps], table[:, kept]
+
+
+def _resampled(values: Array) -> Array:
+    """Return the mean of numbers over scenes, then means of resampled scenes."""
+    random = np.random.default_rng(0)
+    drawn = random.integers(len(values), size=(RESAMPLES, len(values)))
+    means: Array = np.concatenate([[values.mean(0)], values[drawn].mean(1)])
+    return means
+
+
+def _order(values: Array, causes: Array) -> Array:
+    """Return the Spearman correlation over methods of mean numbers with mean AUROC, then those of resampled scenes."""
+    ranked = [rankdata(_resampled(numbers), axis=1) for numbers in (values, causes)]
+    first, second = (ranks - ranks.mean(1, keepdims=True) for ranks in ranked)
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    order: Array = (first * second).sum(1) / lengths
+    return order
+
+
+def _told(numbers: Array) -> str:
+    """Format the first number with the 95 % interval of the others."""
+    low, high = np.quantile(numbers[1:], [0.025, 0.975])
+    return f"{numbers[0]:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

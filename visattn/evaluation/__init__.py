@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from visattn.evaluation.effects_of_heads import HeadEffects as HeadEffects, head_effects as head_effects
     from visattn.evaluation.evaluating import Evaluator as Evaluator, evaluate as evaluate
+    from visattn.evaluation.explaining import Explainer as Explainer
     from visattn.evaluation.given import MaskLike as MaskLike, as_mask as as_mask
     from visattn.evaluation.heads import (
         HeadStatistics as HeadStatistics,
@@ -47,7 +48,13 @@ if TYPE_CHECKING:
         pointing_game as pointing_game,
     )
     from visattn.evaluation.map_numbers import Evaluation as Evaluation, MapNumbers as MapNumbers
-    from visattn.evaluation.metric_table import LOCATED as LOCATED, METRICS as METRICS, Metric as Metric, Protocol as Protocol
+    from visattn.evaluation.metric_table import (
+        LOCATED as LOCATED,
+        METRICS as METRICS,
+        Metric as Metric,
+        Protocol as Protocol,
+        is_higher_better as is_higher_better,
+    )
     from visattn.evaluation.nulls import NULLS as NULLS, nulls_of as nulls_of
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
     from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
@@ -85,8 +92,9 @@ else:
             ".curves": ["Curve", "deletion", "insertion", "perturbation"],
             ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
             ".evaluating": ["Evaluator", "evaluate"],
+            ".explaining": ["Explainer"],
             ".map_numbers": ["Evaluation", "MapNumbers"],
-            ".metric_table": ["METRICS", "Metric", "Protocol"],
+            ".metric_table": ["LOCATED", "METRICS", "Metric", "Protocol", "is_higher_better"],
             ".nulls": ["NULLS", "nulls_of"],
             ".given": ["MaskLike", "as_mask"],
             ".effects_of_heads": ["HeadEffects", "head_effects"],

@@ -138,19 +138,50 @@ def sensitivity_n(
         Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural Networks", ICLR 2018,
         arXiv:1711.06104, section 4, with its 100 sets and sizes up to 80 %. Differs: sets of cells, as a map has few values of its own.
     """
+    pixels = one_input(pixels)
+    units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by)
+    return random_sets(score, pixels, units, fractions, subsets, baseline, batch_size, seed).correlations(units.values)
+
+
+@dataclass(frozen=True, eq=False)
+class RandomSets:
+    """Random sets of an input's units, and what the score loses when each is replaced. All maps with these units share them.
+
+    Attributes:
+        chosen: `(sizes, subsets, units)` which units a set holds.
+        losses: `(sizes, subsets)` what the score loses.
+    """
+
+    chosen: NDArray[np.bool_]
+    losses: Array
+
+    def correlations(self, values: Array) -> SensitivityN:
+        """Return the correlations of sums of values, `(units,)`, with the losses."""
+        sums = self.chosen @ values
+        found = [_pearson(one, losses) for one, losses in zip(sums, self.losses, strict=True)]
+        return SensitivityN(self.chosen[:, 0].mean(-1), np.array(found))
+
+
+def random_sets(
+    score: Score,
+    pixels: Tensor,
+    units: Units,
+    fractions: Sequence[float] = SIZES,
+    subsets: int = 100,
+    baseline: Baseline = 0.0,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> RandomSets:
+    """Draw the sets of `sensitivity_n`, whose arguments and errors these are, and measure their losses."""
     at_least("subsets", subsets, 2)
     shares = [between(fraction, 0, 1, "a fraction") for fraction in fractions]
     if not shares or min(shares) <= 0 or max(shares) >= 1:
         raise OptionError(f"fractions must lie above 0 and below 1, got {list(fractions)}.")
-    pixels = one_input(pixels)
-    units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by)
-    other, random = background(pixels, baseline), np.random.default_rng(seed)
-    sizes = [max(1, min(round(share * len(units)), len(units) - 1)) for share in shares]
-    correlations = list[float]()
-    for size in sizes:
-        chosen = random.random((subsets, len(units))).argsort(1) < size
-        correlations.append(_pearson(chosen @ units.values, _losses(score, pixels, units, chosen, other, batch_size)))
-    return SensitivityN(np.array(sizes) / len(units), np.array(correlations))
+    random, count = np.random.default_rng(seed), len(units)
+    sizes = [max(1, min(round(share * count), count - 1)) for share in shares]
+    chosen = np.stack([random.random((subsets, count)).argsort(1) < size for size in sizes])
+    losses = _losses(score, pixels, units, chosen.reshape(-1, count), background(pixels, baseline), batch_size)
+    return RandomSets(chosen, losses.reshape(len(sizes), subsets))
 
 
 def _losses(score: Score, pixels: Tensor, units: Units, chosen: NDArray[np.bool_], other: Tensor, batch_size: int) -> Array:

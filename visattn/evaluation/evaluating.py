@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -24,7 +25,6 @@ from visattn.core.families import provenance_of
 from visattn.core.geometry import Box
 from visattn.core.images import image_facts
 from visattn.core.maps import AttentionMap
-from visattn.core.methods.scored import ScoredImages
 from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.answering import with_target
 from visattn.core.pipeline.asking import asked_of, model_of
@@ -34,13 +34,16 @@ from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.errors import MapError, OptionError, VisattnError
+from visattn.evaluation.curves import Curve
 from visattn.evaluation.evaluation_journal import Journal
 from visattn.evaluation.given import ARRAY, MapLike, MaskLike, as_map
-from visattn.evaluation.map_numbers import Evaluation, MapNumbers
-from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol
-from visattn.evaluation.nulls import copies_of, strangers_to
+from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
+from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, ScoredPhoto
+from visattn.evaluation.nulls import blind_maps, copies_of
 
 Drawing: TypeAlias = Callable[[], MapLike]
+Found: TypeAlias = float | Curve
+ByKind: TypeAlias = dict[str, dict[str, list[Found]]]  # what metrics find for nulls, by metric and kind
 STANDARD: tuple[MetricName, ...] = ("deletion", "insertion", "saco")
 
 
@@ -78,7 +81,7 @@ def evaluate(
         maps: Maps of other origin, by name: one for each photo, see `deletion`.
         masks: Masks of objects, one for each photo or None, see `auroc`.
         metrics: Names from `visattn.evaluation.METRICS`; with masks also from `visattn.evaluation.LOCATED`.
-        nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`.
+        nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`; 0: no nulls of any kind.
         steps: See `Protocol`.
         by: See `Protocol`.
         batch_size: See `Protocol`.
@@ -220,7 +223,7 @@ class Evaluator:
         name = image_facts(photo.photo).name or f"photo {place}"
         prepared, target = with_target(self._model, photo, self._target)
         with scoring(self._model, prepared, target) as (recording, scored):
-            of, shared = ", ".join(recording.provenance.target or ()), _OfPhoto(scored, mask, place)
+            of, shared = ", ".join(recording.provenance.target or ()), _OfPhoto(ScoredPhoto(scored), mask, place)
             for method, shown in maps.items():
                 began = time.perf_counter()
                 try:
@@ -230,7 +233,8 @@ class Evaluator:
                 except VisattnError as error:
                     yield MapNumbers(name, of, method, {}, {}, left_out=str(error))
                     continue
-                yield MapNumbers(name, of, method, own, nulls, (made - began, time.perf_counter() - made))
+                spent = made - began, time.perf_counter() - made
+                yield MapNumbers(name, of, method, _areas(own), _areas(nulls), _curves(own, nulls), spent)
 
     def _drawn(self, photo: Prepared, shown: Question | MapLike | Drawing) -> AttentionMap:
         """Return the map that answers a question, or one that is given, on the input of the model."""
@@ -241,23 +245,25 @@ class Evaluator:
         layout = replace(given.layout, box=Box(0, 0, *size)) if given.layout.space == ARRAY else given.layout
         return replace(given, layout=layout, provenance=given.provenance.but(geometry=photo.geometry))
 
-    def _of_map(self, photo: _OfPhoto, shown: AttentionMap) -> tuple[dict[str, float], dict[str, dict[str, list[float]]]]:
-        """Return the number of a map by metric, and those of its nulls by metric and kind."""
+    def _of_map(self, photo: _OfPhoto, shown: AttentionMap) -> tuple[dict[str, Found], ByKind]:
+        """Return what each metric finds for a map, and for its nulls by kind."""
+        own = {name: self._found(name, photo, shown) for name in self._metrics}
+        if not self._how.nulls:
+            return own, {name: {} for name in self._metrics}
         seed, count = self._how.seed + photo.place, self._how.nulls
         layout = shown.layout.grid, shown.layout.box
-        if layout not in photo.strangers:
-            photo.strangers[layout] = self._by_metric(photo, strangers_to(shown, photo.scored.pixels, count=count, seed=seed))
-        copies, strangers = self._by_metric(photo, copies_of(shown, count=count, seed=seed)), photo.strangers[layout]
-        own = {name: self._number(name, photo, shown) for name in self._metrics}
-        return own, {name: copies[name] | strangers[name] for name in self._metrics}
+        if layout not in photo.blind:
+            photo.blind[layout] = self._by_kind(photo, blind_maps(shown, photo.scored.pixels, count=count, seed=seed))
+        copies, blind = self._by_kind(photo, copies_of(shown, count=count, seed=seed)), photo.blind[layout]
+        return own, {name: copies[name] | blind[name] for name in self._metrics}
 
-    def _by_metric(self, photo: _OfPhoto, nulls: Mapping[str, list[AttentionMap]]) -> dict[str, dict[str, list[float]]]:
+    def _by_kind(self, photo: _OfPhoto, nulls: Mapping[str, list[AttentionMap]]) -> ByKind:
         return {
-            name: {kind: [self._number(name, photo, null) for null in several] for kind, several in nulls.items()}
+            name: {kind: [self._found(name, photo, null) for null in several] for kind, several in nulls.items()}
             for name in self._metrics
         }
 
-    def _number(self, name: str, photo: _OfPhoto, shown: AttentionMap) -> float:
+    def _found(self, name: str, photo: _OfPhoto, shown: AttentionMap) -> Found:
         if name in METRICS:
             return METRICS[name].compute(photo.scored, shown, self._how)
         try:
@@ -274,13 +280,33 @@ class _OfPhoto:
         scored: The input with its score.
         mask: Its mask, if there is one.
         place: Number of the photo.
-        strangers: Numbers of nulls that depend on the layout only, by layout.
+        blind: What metrics find for nulls that depend on the layout only, by layout.
     """
 
-    scored: ScoredImages
+    scored: ScoredPhoto
     mask: MaskLike | None
     place: int
-    strangers: dict[Any, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    blind: dict[Any, ByKind] = field(default_factory=dict)
+
+
+def _areas(found: Any) -> Any:  # noqa: ANN401 - the same nesting of numbers
+    """Return what metrics found, with the areas of curves in their place."""
+    if isinstance(found, dict):
+        return {name: _areas(part) for name, part in found.items()}
+    if isinstance(found, list):
+        return [_areas(part) for part in found]
+    return found.area if isinstance(found, Curve) else found
+
+
+def _curves(own: Mapping[str, Found], nulls: ByKind) -> dict[str, Curves]:
+    """Return the curves of a map by metric, each beside the mean curve of its nulls."""
+    curves = dict[str, Curves]()
+    for name, curve in own.items():
+        if isinstance(curve, Curve):
+            others = [null.scores for several in nulls[name].values() for null in several if isinstance(null, Curve)]
+            mean = np.mean(others, 0).round(6).tolist() if others else []
+            curves[name] = Curves(curve.fractions.round(6).tolist(), curve.scores.round(6).tolist(), mean)
+    return curves
 
 
 def _digest(model: nn.Module) -> str:

@@ -15,7 +15,7 @@ from visattn._support.json_files import decoded
 from visattn._support.tables import without_nan
 from visattn._support.whole_files import refusal
 from visattn.errors import OutputError
-from visattn.evaluation.map_numbers import MapNumbers
+from visattn.evaluation.map_numbers import Curves, MapNumbers
 
 _FIRST = "visattn evaluation"
 _Number = float | None
@@ -43,6 +43,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     map: str
     own: dict[str, _Number]
     nulls: dict[str, dict[str, list[_Number]]]
+    curves: dict[str, Curves]
     seconds: tuple[float, float]
     left_out: str
 
@@ -95,6 +96,7 @@ class Journal:
                     metric: {kind: [_float(value) for value in values] for kind, values in kinds.items()}
                     for metric, kinds in line.nulls.items()
                 },
+                line.curves,
                 line.seconds,
                 line.left_out,
             )

@@ -114,7 +114,7 @@ def imputed(image: Array, is_removed: NDArray[np.bool_], noise: float, random: n
         OptionError: If every pixel is removed.
     """
     from scipy.sparse import csc_array
-    from scipy.sparse.linalg import spsolve
+    from scipy.sparse.linalg import splu
 
     if is_removed.all():
         raise OptionError("every pixel is removed, so there is none to fill from. Remove fewer.")
@@ -137,7 +137,8 @@ def imputed(image: Array, is_removed: NDArray[np.bool_], noise: float, random: n
         known[given] += weight * image[:, row[given], column[given]].T
     entries.append((total, own, own))
     data, at, of = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    solution = spsolve(csc_array((data, (at, of)), (count, count)), known).reshape(count, len(image))
+    symmetric = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+    solution = splu(csc_array((data, (at, of)), (count, count)), **symmetric).solve(known)
     filled = image.copy()
     filled[:, rows, columns] = (solution + noise * random.standard_normal(solution.shape)).T
     return filled

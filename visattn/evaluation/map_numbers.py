@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
+class Curves(NamedTuple):
+    """Curve of a map by one metric, and the mean curve of its nulls.
+
+    Attributes:
+        fractions: Shares of the units that are removed or inserted.
+        scores: Scores.
+        nulls: Mean scores of the nulls; empty without nulls.
+    """
+
+    fractions: list[float]
+    scores: list[float]
+    nulls: list[float]
+
+
 @dataclass(frozen=True, eq=False)
 class MapNumbers:
     """Numbers of one map of one photo.
@@ -32,6 +46,7 @@ class MapNumbers:
         map: Name of the method, or of the map.
         own: Number of the map itself, by metric; NaN where it is not defined.
         nulls: Numbers of maps that know nothing, by metric and kind, see `nulls_of`.
+        curves: Curves by metric, for those metrics that have one.
         seconds: Time that the map took, and its metrics with those of its nulls.
         left_out: Why there are no numbers; empty if there are.
     """
@@ -41,6 +56,7 @@ class MapNumbers:
     map: str
     own: Mapping[str, float]
     nulls: Mapping[str, Mapping[str, Sequence[float]]]
+    curves: Mapping[str, Curves] = field(default_factory=dict)
     seconds: tuple[float, float] = (0.0, 0.0)
     left_out: str = ""
 
@@ -49,7 +65,7 @@ class MapNumbers:
     def beaten(self, metric: str) -> float:
         """Return the share of all nulls that the map beats by a metric, ties by one half; NaN where the metric is not defined."""
         own, sign = self.own[metric], 1 if is_higher_better(metric) else -1
-        others = np.concatenate([np.asarray(numbers) for numbers in self.nulls[metric].values()])
+        others = np.array([value for several in self.nulls[metric].values() for value in several], float)
         others = others[~np.isnan(others)]
         if math.isnan(own) or not len(others):
             return float("nan")
@@ -96,7 +112,7 @@ class Evaluation:
             **_described("beaten", np.array([one.beaten(metric) for one in chosen])),
         }
         for kind in NULLS:
-            null = np.array([np.mean(one.nulls[metric][kind]) for one in chosen])
+            null = np.array([np.mean(one.nulls[metric].get(kind, math.nan)) for one in chosen])
             defined = ~np.isnan(null)
             row[kind] = float(null[defined].mean()) if defined.any() else None
             row[f"above {kind}"] = _verdict(sign * (own - null)[defined])

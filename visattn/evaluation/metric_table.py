@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
+
+from torch import Tensor
 
 from visattn._support.checks import at_least, one_of
 from visattn.core.maps import AttentionMap
 from visattn.core.methods.scored import ScoredImages
-from visattn.evaluation.agreement import saco, sensitivity_n
-from visattn.evaluation.curves import Sign, deletion, insertion, perturbation
+from visattn.evaluation.agreement import RandomSets, random_sets, saco
+from visattn.evaluation.curves import Curve, Sign, deletion, insertion, perturbation
 from visattn.evaluation.given import MapLike, MaskLike
 from visattn.evaluation.imputation import road
 from visattn.evaluation.localization import auroc, average_precision, energy_inside, lift, pointing_game
+from visattn.evaluation.scores import Score
 from visattn.evaluation.through_captum import infidelity
-from visattn.evaluation.units import By
+from visattn.evaluation.units import By, units_of
 
 LocatedName = Literal["auroc", "average_precision", "pointing_game", "energy_inside", "lift"]
 MetricName = Literal["deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"]
@@ -30,7 +33,7 @@ class Protocol:
         by: `pixels`, or whole `cells` of the map.
         batch_size: Number of inputs in a batch.
         seed: Seed of the order of equal values, of random sets, of noise and of nulls.
-        nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`.
+        nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`; 0: no nulls of any kind.
     """
 
     steps: int = 32
@@ -47,7 +50,7 @@ class Protocol:
         """
         at_least("steps", self.steps)
         at_least("batch_size", self.batch_size)
-        at_least("nulls", self.nulls)
+        at_least("nulls", self.nulls, 0)
         one_of(self.by, get_args(By), "unit")
 
     @property
@@ -61,16 +64,47 @@ class Protocol:
         return {"batch_size": self.batch_size, "seed": self.seed}
 
 
+@dataclass(frozen=True, eq=False)
+class ScoredPhoto:
+    """An input with its score, and what the maps of this input share.
+
+    Attributes:
+        images: The input and the score.
+        sets: Random sets of the units of each layout, with their losses.
+    """
+
+    images: ScoredImages
+    sets: dict[bytes, RandomSets] = field(default_factory=dict)
+
+    @property
+    def pixels(self) -> Tensor:
+        """The input, `(1, C, H, W)`."""
+        return self.images.pixels
+
+    @property
+    def score(self) -> Score:
+        """Function from inputs to scores."""
+        return self.images.score
+
+    def sensitivity(self, shown: MapLike, how: Protocol) -> float:
+        """Return `sensitivity_n` of a map; only the first map of a layout runs the model."""
+        units = units_of(shown, (self.pixels.shape[-2], self.pixels.shape[-1]), "cells")
+        layout = units.index.tobytes()
+        if layout not in self.sets:
+            self.sets[layout] = random_sets(self.score, self.pixels, units, **how.of_cells)
+        return self.sets[layout].correlations(units.values).mean
+
+
 class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-        compute: Function from a photo with its score, a map and a protocol to a number.
+        compute: Function from a photo with its score, a map and a protocol to a number, or to a curve whose area is the number.
         higher: Whether a higher number is better.
         text: What the number is.
     """
 
-    compute: Callable[[ScoredImages, MapLike, Protocol], float]
+    compute: Callable[[ScoredPhoto, MapLike, Protocol], float | Curve]
     higher: bool
     text: str
 
@@ -99,12 +133,12 @@ LOCATED: dict[str, Located] = {
 
 METRICS: dict[str, Metric] = {
     "deletion": Metric(
-        lambda photo, shown, how: deletion(photo.score, photo.pixels, shown, steps=how.steps, **how.common).area,
+        lambda photo, shown, how: deletion(photo.score, photo.pixels, shown, steps=how.steps, **how.common),
         higher=False,
         text="area under the score while the first pixels take the mean color",
     ),
     "insertion": Metric(
-        lambda photo, shown, how: insertion(photo.score, photo.pixels, shown, steps=how.steps, **how.common).area,
+        lambda photo, shown, how: insertion(photo.score, photo.pixels, shown, steps=how.steps, **how.common),
         higher=True,
         text="area under the score while the first pixels come into the blurred photo",
     ),
@@ -124,7 +158,7 @@ METRICS: dict[str, Metric] = {
         text="salience-guided faithfulness coefficient of ten groups",
     ),
     "sensitivity_n": Metric(
-        lambda photo, shown, how: sensitivity_n(photo.score, photo.pixels, shown, **how.of_cells).mean,
+        lambda photo, shown, how: photo.sensitivity(shown, how),
         higher=True,
         text="mean correlation of sums of cells with losses of the score",
     ),
@@ -141,9 +175,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def _blackened(photo: ScoredImages, shown: MapLike, how: Protocol, sign: Sign) -> float:
-    """Return the area of a perturbation with black pixels, as in the paper."""
-    return perturbation(photo.score, photo.pixels, shown, sign=sign, baseline=photo.baseline("black"), **how.common).area
+def _blackened(photo: ScoredPhoto, shown: MapLike, how: Protocol, sign: Sign) -> Curve:
+    """Return the curve of a perturbation with black pixels, as in the paper."""
+    return perturbation(photo.score, photo.pixels, shown, sign=sign, baseline=photo.images.baseline("black"), **how.common)
 
 
 def is_higher_better(metric: str) -> bool:

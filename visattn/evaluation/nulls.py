@@ -31,7 +31,7 @@ def nulls_of(shown: MapLike, pixels: Tensor, *, count: int = 10, seed: int = 0) 
         ShapeError: If the input or an array has another shape.
         MapError: If the map has one cell or holes, or was made for another input.
     """
-    return copies_of(shown, count=count, seed=seed) | strangers_to(shown, pixels, count=count, seed=seed)
+    return copies_of(shown, count=count, seed=seed) | blind_maps(shown, pixels, count=count, seed=seed)
 
 
 def copies_of(shown: MapLike, *, count: int, seed: int) -> dict[str, list[AttentionMap]]:
@@ -43,7 +43,7 @@ def copies_of(shown: MapLike, *, count: int, seed: int) -> dict[str, list[Attent
     }
 
 
-def strangers_to(shown: MapLike, pixels: Tensor, *, count: int, seed: int) -> dict[str, list[AttentionMap]]:
+def blind_maps(shown: MapLike, pixels: Tensor, *, count: int, seed: int) -> dict[str, list[AttentionMap]]:
     """Return the kinds of `nulls_of` that depend on the layout of the map only."""
     at_least("count", count)
     return {
