@@ -160,9 +160,9 @@ def rows_of(name: str, found: Mapping[str, Evaluation]) -> Iterator[Row]:
 
 def _table(evaluation: Evaluation, metric: str) -> tuple[list[str], Array]:
     """Return the maps with numbers for every scene, and their numbers `(scenes, maps)`."""
-    numbers = {(one.photo, one.map): one.own.get(metric, np.nan) for one in evaluation.numbers}
-    photos = list(dict.fromkeys(photo for photo, _ in numbers))
-    table = np.array([[numbers[photo, shown] for shown in evaluation.maps] for photo in photos])
+    numbers = {(one.place, one.map): one.own.get(metric, np.nan) for one in evaluation.numbers}
+    places = list(dict.fromkeys(place for place, _ in numbers))
+    table = np.array([[numbers[place, shown] for shown in evaluation.maps] for place in places])
     kept = ~np.isnan(table).any(0)
     return [shown for shown, keeps in zip(evaluation.maps, kept, strict=True) if keeps], table[:, kept]
 

@@ -183,7 +183,7 @@ def test_changed_weights_are_other_settings(model: nn.Module, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "content", ["no journal\n", "{}\n", json.dumps({"visattn evaluation": 1, "settings": {}, "more": 1}) + "\n"]
+    "content", ["no journal\n", "{}\n", json.dumps({"journal": "evaluation", "settings": {}, "more": 1}) + "\n"]
 )
 def test_a_file_that_is_no_journal_is_left_alone(content: str, model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"

@@ -15,7 +15,7 @@ def evaluation(table: dict[str, list[float]], metric: str = "saco") -> Evaluatio
     """Return an evaluation of maps with these numbers of each photo."""
     count = len(next(iter(table.values())))
     numbers = [
-        MapNumbers(f"photo {photo}", "", name, {metric: values[photo]}, {})
+        MapNumbers(photo, f"photo {photo}", "", name, {metric: values[photo]}, {})
         for photo in range(count)
         for name, values in table.items()
     ]

@@ -331,5 +331,5 @@ def test_a_file_that_fails_or_is_missing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
     with pytest.raises(UnsupportedModel, match="the file fails: ModuleNotFoundError"):
         load_model(f"{tmp_path}/bad.py:make")
-    with pytest.raises(UnsupportedModel, match=r"no such file; pass path/to/file.py:factory"):
+    with pytest.raises(UnsupportedModel, match=r"no such file; pass path/to/file.py:make"):
         load_model(f"{tmp_path}/none.py:make")

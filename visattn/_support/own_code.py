@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,24 @@ def made(name: str, kind: type[VisattnError], **arguments: Any) -> Any:  # noqa:
         kind: Class of the error if the file fails to run, or the function is missing or fails.
         **arguments: Keyword arguments for the function.
     """
-    file, _, factory = name.rpartition(":")
+    make, factory = function_of(name, kind), name.rpartition(":")[2]
+    given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    fix = f"it is called {f'with {given}' if given else 'without arguments'}"
+    with running(Path(name.rpartition(":")[0]).parent, f"{printable(name)}: {factory}()", fix, kind):
+        return make(**arguments)
+
+
+def function_of(name: str, kind: type[VisattnError]) -> Callable[..., Any]:
+    """Run the file of `file.py:function`, and return the function.
+
+    Args:
+        name: File and function.
+        kind: Class of the error if the file fails to run, or the function is missing.
+    """
+    file, _, function = name.rpartition(":")
     path, shown = Path(file), printable(name)
     if not is_file(path):
-        raise kind(f"{shown}: no such file; pass path/to/file.py:factory.")
+        raise kind(f"{shown}: no such file; pass path/to/file.py:{printable(function)}.")
     spec = importlib.util.spec_from_file_location(f"visattn file {path.stem}", path)
     assert spec is not None  # noqa: S101 - it ends in .py
     assert spec.loader is not None  # noqa: S101
@@ -39,15 +53,14 @@ def made(name: str, kind: type[VisattnError], **arguments: Any) -> Any:  # noqa:
     sys.modules[spec.name] = module  # dataclasses look the module up there
     with running(path.parent, f"{shown}: the file", "run it yourself to debug it", kind):
         spec.loader.exec_module(module)
-    make = getattr(module, factory, None)
-    if not callable(make):
+    found = getattr(module, function, None)
+    if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = suggest(factory, known)
+        near = suggest(function, known)
         told = f"did you mean {' or '.join(near)}?" if near else f"it has: {', '.join(known[:5]) or 'none'}."
-        raise kind(f"{shown}: the file has no function '{printable(factory)}'; {told}")
-    given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    with running(path.parent, f"{shown}: {factory}()", f"it is called {f'with {given}' if given else 'without arguments'}", kind):
-        return make(**arguments)
+        raise kind(f"{shown}: the file has no function '{printable(function)}'; {told}")
+    chosen: Callable[..., Any] = found
+    return chosen
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.errors import MapError, OptionError, VisattnError
 from visattn.evaluation.curves import Curve
-from visattn.evaluation.evaluation_journal import Journal
+from visattn.evaluation.evaluation_journal import EvaluationJournal
 from visattn.evaluation.given import ARRAY, MapLike, MaskLike, as_map
 from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
 from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, ScoredPhoto
@@ -188,7 +188,7 @@ class Evaluator:
             "target": repr(self._target),
             "preprocessing": repr(self._preprocessing),
         }
-        self._journal = Journal(None if journal is None else Path(journal), settings)
+        self._journal = EvaluationJournal(None if journal is None else Path(journal), settings)
 
     @property
     def evaluation(self) -> Evaluation:
@@ -214,7 +214,7 @@ class Evaluator:
         missing = {name: shown for name, shown in {**self._questions, **maps}.items() if known[name] is None}
         if missing:
             for numbers in self._measured(photo, missing, mask, place):
-                known[numbers.map] = self._journal.add(place, sha256, numbers)
+                known[numbers.map] = self._journal.add(sha256, numbers)
         self.numbers += [numbers for numbers in known.values() if numbers is not None]
 
     def _measured(
@@ -231,10 +231,10 @@ class Evaluator:
                     made = time.perf_counter()
                     own, nulls = self._of_map(shared, drawn)
                 except VisattnError as error:
-                    yield MapNumbers(name, of, method, {}, {}, left_out=str(error))
+                    yield MapNumbers(place, name, of, method, {}, {}, left_out=str(error))
                     continue
                 spent = made - began, time.perf_counter() - made
-                yield MapNumbers(name, of, method, _areas(own), _areas(nulls), _curves(own, nulls), spent)
+                yield MapNumbers(place, name, of, method, _areas(own), _areas(nulls), _curves(own, nulls), spent)
 
     def _drawn(self, photo: Prepared, shown: Question | MapLike | Drawing) -> AttentionMap:
         """Return the map that answers a question, or one that is given, on the input of the model."""

@@ -41,7 +41,8 @@ class MapNumbers:
     """Numbers of one map of one photo.
 
     Attributes:
-        photo: Name of the photo, or its place among the photos.
+        place: Number of the photo among the photos.
+        photo: Name of the photo; `photo 3` if it has none.
         target: What the score is of.
         map: Name of the method, or of the map.
         own: Number of the map itself, by metric; NaN where it is not defined.
@@ -51,6 +52,7 @@ class MapNumbers:
         left_out: Why there are no numbers; empty if there are.
     """
 
+    place: int
     photo: str
     target: str
     map: str

@@ -72,8 +72,8 @@ def mean_ranks(evaluation: Evaluation, metric: str, *, level: float = 0.05) -> M
     between(level, 0, 1, "level")
     if metric not in evaluation.metrics:
         raise OptionError(f"metric must be one of {', '.join(evaluation.metrics)}, got {metric}.")
-    photos = list(dict.fromkeys(one.photo for one in evaluation.numbers))
-    numbers = {(one.photo, one.map): one.own.get(metric, math.nan) for one in evaluation.numbers}
+    photos = list(dict.fromkeys(one.place for one in evaluation.numbers))
+    numbers = {(one.place, one.map): one.own.get(metric, math.nan) for one in evaluation.numbers}
     maps = [name for name in evaluation.maps if all((photo, name) in numbers for photo in photos)]
     table = np.array([[numbers[photo, name] for name in maps] for photo in photos]).reshape(len(photos), len(maps))
     kept = ~np.isnan(table).all(0)  # maps with any number

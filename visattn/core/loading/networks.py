@@ -9,7 +9,7 @@ from visattn._support.checks import one_of
 from visattn._support.extras import need
 from visattn._support.files import exists
 
-__all__ = ["CAPTIONERS", "NETWORKS", "captioner_folder", "network_path"]
+__all__ = ["CAPTIONERS", "NETWORKS", "captioner_folder", "cause_folder", "network_path"]
 
 NETWORKS = (  # classifiers of `visattn.data.scenes`
     "scenes_cnn",
@@ -31,10 +31,23 @@ def network_path(name: str) -> Path:
         OptionError: If there is no network of that name.
         MissingExtra: If the package with the networks is not installed.
     """
-    folder = _CHECKOUT / one_of(name, (*NETWORKS, *CAPTIONERS), "network")
+    return _folder(one_of(name, (*NETWORKS, *CAPTIONERS), "network"))
+
+
+def cause_folder() -> Path:
+    """Return the folder of the networks that decide by one known cause.
+
+    Raises:
+        MissingExtra: If the package with the networks is not installed.
+    """
+    return _folder("causes")
+
+
+def _folder(name: str) -> Path:
+    folder = _CHECKOUT / name
     if folder.is_dir():
         return folder
-    need(_PACKAGE, "networks", f"the network {name}")
+    need(_PACKAGE, "networks", f"the network {name}" if name in (*NETWORKS, *CAPTIONERS) else "networks of known causes")
     return Path(str(import_module(_PACKAGE).__file__)).parent / name
 
 
