@@ -29,6 +29,7 @@ COMMANDS = {
     "caption": Command("visattn.captioning.caption_command", "Caption images, and draw where the decoder attends for each word."),
     "stats": Command("visattn.evaluation.stats_command", "Compute statistics of every head over a folder of photos."),
     "evaluate": Command("visattn.evaluation.evaluate_command", "Measure how well maps tell what a score depends on."),
+    "causes": Command("visattn.evaluation.causes.causes_command", "Measure whether a method finds what a network decides by."),
     "inspect": Command("visattn.cli.inspect_command", "Show the attention layers of a model, and which methods apply to it."),
     "list": Command("visattn.cli.list_command", "List models, methods or color maps."),
     "doctor": Command("visattn.cli.doctor_command", "Check the installation."),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         shifted_copies as shifted_copies,
         smooth_random as smooth_random,
     )
+    from visattn.evaluation.causes.bench import find_causes as find_causes
+    from visattn.evaluation.causes.findings import Causes as Causes, Findings as Findings
     from visattn.evaluation.curves import (
         Curve as Curve,
         deletion as deletion,
@@ -89,6 +91,8 @@ else:
             "visattn.core.methods.sinks": ["attention_received", "find_sinks", "sink_mass"],
             ".agreement": ["SensitivityN", "saco", "sensitivity_n"],
             ".baselines": ["center_prior", "edge_map", "flipped_copies", "shifted_copies", "smooth_random"],
+            ".causes.bench": ["find_causes"],
+            ".causes.findings": ["Causes", "Findings"],
             ".curves": ["Curve", "deletion", "insertion", "perturbation"],
             ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
             ".evaluating": ["Evaluator", "evaluate"],

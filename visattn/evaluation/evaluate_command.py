@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import exists, is_folder
+from visattn._support.files import is_folder
 from visattn._support.tables import to_csv, to_json, to_text, without_nan
 from visattn._support.types import LARGEST_BATCH
-from visattn._support.whole_files import discard, write_whole
+from visattn._support.whole_files import write_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import Command
 from visattn.core.command_line.shared_options import (
@@ -24,6 +24,7 @@ from visattn.core.command_line.shared_options import (
 )
 from visattn.core.command_line.talk import note
 from visattn.errors import OptionError, OutputError, UnsupportedModel
+from visattn.evaluation.run_folder import prepared_folder
 
 if TYPE_CHECKING:
     from visattn.evaluation import Evaluator
@@ -93,7 +94,7 @@ def evaluate_command(
     visattn evaluate photos --model resnet50 --methods "" --maps my_maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
     sources = _sources(photos, output)
-    journal = _prepared(output, overwrite)
+    journal = prepared_folder(output, _JOURNAL, overwrite=overwrite)
     evaluator = _evaluator(methods, maps, metrics, masks, journal, options)
     each = Each(True, debug, fatal=(UnsupportedModel, OptionError, OutputError))
     _measure(evaluator, sources, maps, masks, each, quiet, options)
@@ -136,22 +137,6 @@ def _sources(photos: tuple[str, ...], output: Path) -> list[str]:
             raise OptionError(f"{printable(name)}: a folder without photos that can be read. Pass another folder.")
         sources += map(str, paths)
     return sources
-
-
-def _prepared(output: Path, overwrite: bool) -> Path:
-    """Check the folder of the results, and return the journal in it.
-
-    Raises:
-        OutputError: If the folder holds other things than results of an earlier run.
-    """
-    journal = output / _JOURNAL
-    if is_folder(output) and not exists(journal) and any(output.iterdir()):
-        raise OutputError(f"{printable(str(output))}: holds other files; pass -o with a new folder")
-    if exists(output) and not is_folder(output):
-        raise OutputError(f"{printable(str(output))}: a file, not a folder; pass -o with a new folder")
-    if overwrite:
-        discard(journal)
-    return journal
 
 
 def _evaluator(

@@ -22,7 +22,6 @@ from visattn._support.options import with_options
 from visattn._support.sampled_weights import sampled_weights
 from visattn._support.typed import typed
 from visattn.core.families import provenance_of
-from visattn.core.geometry import Box
 from visattn.core.images import image_facts
 from visattn.core.maps import AttentionMap
 from visattn.core.pipeline.again import scoring
@@ -36,7 +35,7 @@ from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.errors import MapError, OptionError, VisattnError
 from visattn.evaluation.curves import Curve
 from visattn.evaluation.evaluation_journal import EvaluationJournal
-from visattn.evaluation.given import ARRAY, MapLike, MaskLike, as_map
+from visattn.evaluation.given import MapLike, MaskLike, as_map, as_mask, on_input
 from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
 from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, ScoredPhoto
 from visattn.evaluation.nulls import blind_maps, copies_of
@@ -209,12 +208,13 @@ class Evaluator:
         """
         prepared = prepare_with([read(image, self._preprocessing)], self._model, self._preprocessing)
         photo = replace(prepared.with_notes(*self._notes), seed=self._how.seed)
-        sha256 = image_facts(photo.photo).sha256 or ""
-        known = {name: self._journal.known(place, sha256, name) for name in (*self._questions, *maps)}
-        missing = {name: shown for name, shown in {**self._questions, **maps}.items() if known[name] is None}
+        asked = {**self._questions, **maps}
+        sources = {name: _source(photo, shown, mask) for name, shown in asked.items()}
+        known = {name: self._journal.known(place, sources[name], name) for name in asked}
+        missing = {name: shown for name, shown in asked.items() if known[name] is None}
         if missing:
             for numbers in self._measured(photo, missing, mask, place):
-                known[numbers.map] = self._journal.add(sha256, numbers)
+                known[numbers.map] = self._journal.add(sources[numbers.map], numbers)
         self.numbers += [numbers for numbers in known.values() if numbers is not None]
 
     def _measured(
@@ -240,10 +240,7 @@ class Evaluator:
         """Return the map that answers a question, or one that is given, on the input of the model."""
         if isinstance(shown, Question):
             return explained(self._model, [photo], shown, seed=self._how.seed)[0].panel
-        given = as_map(shown() if callable(shown) else shown)
-        size = photo.geometry.input
-        layout = replace(given.layout, box=Box(0, 0, *size)) if given.layout.space == ARRAY else given.layout
-        return replace(given, layout=layout, provenance=given.provenance.but(geometry=photo.geometry))
+        return on_input(shown() if callable(shown) else shown, photo.geometry)
 
     def _of_map(self, photo: _OfPhoto, shown: AttentionMap) -> tuple[dict[str, Found], ByKind]:
         """Return what each metric finds for a map, and for its nulls by kind."""
@@ -307,6 +304,16 @@ def _curves(own: Mapping[str, Found], nulls: ByKind) -> dict[str, Curves]:
             mean = np.mean(others, 0).round(6).tolist() if others else []
             curves[name] = Curves(curve.fractions.round(6).tolist(), curve.scores.round(6).tolist(), mean)
     return curves
+
+
+def _source(photo: Prepared, shown: Question | MapLike | Drawing, mask: MaskLike | None) -> str:
+    """Return a digest of a photo, its mask, and a map that is given."""
+    digest = hashlib.sha256(photo.pixels.cpu().numpy().tobytes())
+    if mask is not None:
+        digest.update(as_mask(mask).tobytes())
+    if not isinstance(shown, Question) and not callable(shown):
+        digest.update(as_map(shown).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _digest(model: nn.Module) -> str:

@@ -18,7 +18,7 @@ _Number = float | None  # JSON lacks NaN
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """Line of one map of one photo; see `MapNumbers`."""
 
-    sha256: str
+    source: str
     place: int
     photo: str
     target: str
@@ -40,19 +40,19 @@ class EvaluationJournal:
             OutputError: See `JournalFile`.
         """
         self._file = JournalFile(path, "evaluation", settings, _Line)
-        self._known = {(line.place, line.sha256, line.map): _numbers(line) for line in self._file.lines}
+        self._known = {(line.place, line.source, line.map): _numbers(line) for line in self._file.lines}
 
-    def known(self, place: int, sha256: str, name: str) -> MapNumbers | None:
-        """Return the numbers of a map of a photo, if they are known."""
-        return self._known.get((place, sha256, name))
+    def known(self, place: int, source: str, name: str) -> MapNumbers | None:
+        """Return the numbers of a map of a photo, if they are known; `source` is a digest of photo, mask and map."""
+        return self._known.get((place, source, name))
 
-    def add(self, sha256: str, numbers: MapNumbers) -> MapNumbers:
+    def add(self, source: str, numbers: MapNumbers) -> MapNumbers:
         """Keep the numbers of a map of a photo, and return them.
 
         Raises:
             OutputError: If the file cannot be written.
         """
-        self._file.add(_Line(sha256, **vars(numbers)))
+        self._file.add(_Line(source, **vars(numbers)))
         return numbers
 
 

@@ -30,7 +30,7 @@ def as_map(shown: MapLike) -> AttentionMap:
 
     Args:
         shown: The map; an array is `(rows, columns)`, with axes of size 1 before, or `(1, C, rows, columns)`: attributions of one input to
-            all its numbers, as captum gives them, which are summed over channels.
+            all its numbers, as captum gives them, which are summed over channels. It may be the only entry of a list, as torch-cam gives it.
 
     Raises:
         ShapeError: If an array has other axes or no numbers.
@@ -39,6 +39,8 @@ def as_map(shown: MapLike) -> AttentionMap:
         return shown
     if isinstance(shown, Explanation):
         return shown.map
+    if isinstance(shown, (list, tuple)) and len(shown) == 1:
+        return as_map(shown[0])
     values, notes = torch.as_tensor(shown), tuple[str, ...]()
     if values.ndim == 4 and len(values) == 1 and values.shape[1] > 1:
         values, notes = values.sum(1), (f"sum of attributions over {values.shape[1]} channels",)
@@ -52,6 +54,13 @@ def as_map(shown: MapLike) -> AttentionMap:
     layout = TokenLayout(ARRAY, (), tuple(values.shape), Box(0, 0, *values.shape))
     provenance = Provenance(notes=notes)
     return AttentionMap(values.detach().double(), (), layout, {}, "array", provenance, signed=bool((values < 0).any()))
+
+
+def on_input(shown: MapLike, geometry: Geometry) -> AttentionMap:
+    """Return a map with its place on the photo. An array, an unplaced map of a file too, covers the whole input of the model."""
+    found = as_map(shown)
+    layout = replace(found.layout, box=Box(0, 0, *geometry.input)) if found.layout.space == ARRAY else found.layout
+    return replace(found, layout=layout, provenance=found.provenance.but(geometry=geometry))
 
 
 def given(shown: MapLike, mask: MaskLike, geometry: Geometry | None) -> tuple[AttentionMap, NDArray[np.bool_], Geometry]:

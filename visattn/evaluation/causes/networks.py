@@ -19,12 +19,12 @@ from visattn.core.loading import load_model
 from visattn.core.loading.networks import cause_folder, network_path
 from visattn.core.pipeline.inputs import prepare
 from visattn.data.scenes.causes import CAUSES, CausedScenes
-from visattn.data.scenes.generator import CLASSES, Scenes
+from visattn.data.scenes.generator import Scenes
 from visattn.errors import OptionError
 
 PATCH = "patch"  # cause of networks of objects that an adversarial patch turns to one class
 PATCHED = {"cnn": "scenes_cnn", "vit": "scenes_vit"}
-PATCH_CLASS = 0  # that the patches were trained for, in `CLASSES`
+PATCH_CLASS = 0  # that the patches were trained for
 SEED = 2  # of the scenes; networks were trained on odd seeds
 
 
@@ -72,8 +72,8 @@ class CauseNetwork:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The network, without gradients of its parameters."""
-        return load_model(str(self.folder)).requires_grad_(False)
+        """The network."""
+        return load_model(str(self.folder))
 
     def cases(self, count: int, seed: int = SEED) -> Iterator[Case]:
         """Yield scenes of the cause; of a patch those that it turns, so there may be fewer.
@@ -138,6 +138,3 @@ def another(network: CauseNetwork, networks: list[CauseNetwork]) -> CauseNetwork
 def _predicted(model: nn.Module, image: Image.Image) -> int:
     with torch.no_grad():
         return int(model(prepare(image, model).pixels).argmax())
-
-
-__all__ = ["CLASSES", "Case", "CauseNetwork", "another", "cause_networks"]

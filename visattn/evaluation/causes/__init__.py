@@ -1,0 +1,1 @@
+"""Bench of methods on networks that decide by one known cause."""

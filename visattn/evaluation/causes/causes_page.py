@@ -1,0 +1,55 @@
+"""Page of the findings of methods on networks of known causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from visattn import __version__
+from visattn._support.tables import Row
+from visattn.data.scenes.causes import TITLES
+from visattn.evaluation.causes.findings import COPIES, ENOUGH, LEVEL, SURE, Causes
+from visattn.evaluation.causes.networks import PATCH
+from visattn.evaluation.report.page import Section, html_page
+
+_KINDS = {"cnn": "CNN", "vit": "vision transformer"}
+_ALL_TITLES = {**TITLES, PATCH: "adversarial patch that turns the answer to one class"}
+
+
+def causes_page(causes: Causes, scenes: int, seed: int) -> str:
+    """Return the page: verdicts, then the numbers of each network by cause.
+
+    Args:
+        causes: The findings.
+        scenes: Number of scenes that were asked for.
+        seed: Their seed.
+    """
+    rows, verdicts = causes.rows(), causes.verdicts()
+    names = list(dict.fromkeys(str(row["map"]) for row in rows))
+    lead = [
+        "Each network decides by one known thing, so the pixels that its answer depends on are known. "
+        "AUROC is the probability that one of these pixels has a larger value than another pixel of the scene.",
+        f"A method finds the cause of a network if the lower end of the 95 % interval of its AUROC is {SURE} or more, and if it is above "
+        f"three controls: {COPIES} shifted copies of the same map, a Gaussian around the center, and the same method where the cause has no "
+        f"effect (paired t-tests, the largest of three p-values, Holm's correction over {len(rows)} rows, level {LEVEL}).",
+        f"A method may be trusted with a cause only if it finds it in each of {ENOUGH} networks or more. These networks are small and the "
+        "scenes simple: a method that misses a cause here cannot be trusted with it; one that finds it here is not proven elsewhere.",
+    ]
+    sections = [Section("Verdicts", rows=_rounded(verdicts))]
+    for cause in dict.fromkeys(str(row["cause"]) for row in rows):
+        for kind in dict.fromkeys(str(row["kind"]) for row in rows if row["cause"] == cause):
+            chosen = [row for row in rows if (row["cause"], row["kind"]) == (cause, kind)]
+            shown = [{name: value for name, value in row.items() if name not in ("cause", "kind")} for row in chosen]
+            title = f"{cause}, {_KINDS[kind]}"
+            sections.append(Section(title, [f"What decides: {_ALL_TITLES[cause]}."], rows=_rounded(shown)))
+    left_out = [f"{one.map} on {one.network}: {one.left_out}" for one in causes.findings if one.left_out]
+    if left_out:
+        sections.append(Section("Left out", left_out))
+    foot = [f"visattn {__version__}, {scenes} scenes of each network, seed {seed}"]
+    return html_page(f"Known causes: {', '.join(names)}", lead, sections, foot)
+
+
+def _rounded(rows: Sequence[Row]) -> list[Row]:
+    return [
+        {name: f"{value:.1e}" if name == "p" else round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""Pages of results: tables and figures in one HTML file without scripts."""

@@ -1,0 +1,31 @@
+"""Folder of a run that goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from visattn._support.checks import printable
+from visattn._support.files import exists, is_folder
+from visattn._support.whole_files import discard
+from visattn.errors import OutputError
+
+
+def prepared_folder(output: Path, name: str, *, overwrite: bool) -> Path:
+    """Check the folder of the results, and return the journal in it.
+
+    Args:
+        output: The folder.
+        name: Name of the journal.
+        overwrite: Whether to forget an earlier run.
+
+    Raises:
+        OutputError: If the folder holds other things than results of an earlier run.
+    """
+    journal = output / name
+    if is_folder(output) and not exists(journal) and any(output.iterdir()):
+        raise OutputError(f"{printable(str(output))}: holds other files; pass -o with a new folder")
+    if exists(output) and not is_folder(output):
+        raise OutputError(f"{printable(str(output))}: a file, not a folder; pass -o with a new folder")
+    if overwrite:
+        discard(journal)
+    return journal
