@@ -11,40 +11,36 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from causes import SURE, beyond, told
-from numpy.typing import NDArray
 from pages import folded, write_section
 from PIL import Image
-from pointing.photos import COPIES
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
-from truth.measure import applicable, ways_of
+from truth.measure import ways_of
 
 import visattn
-from visattn import evaluation
 from visattn._support.tables import Row, to_markdown
 from visattn.core.families import input_spec
 from visattn.data.scenes import CLASSES, Scenes
+from visattn.evaluation import find_causes
+from visattn.evaluation.causes.findings import CONTROLS
+from visattn.evaluation.causes.networks import cause_networks
 from visattn.training.report.card import wilson
 
 DOCS = Path(__file__).parents[1] / "docs" / "known_truth.md"
 FOLDER = Path(__file__).parents[1] / "models" / "patches"
-NETWORKS = "scenes_cnn", "scenes_vit"
+NETWORKS = {"scenes_cnn": "cnn", "scenes_vit": "vit"}
 SIDE, TARGET = 16, 0  # pixels of the patch, a sixteenth of a scene; index in CLASSES
 STEPS, BATCH, RATE, SEED = 600, 64, 0.1, 0
 TRAIN_SEED, TEST_SEED = 1, 2  # of the scenes; the networks were trained on the first
 TRAIN, TEST = 5000, 1000  # scenes
 WAYS = "the patch", "its pixels shuffled", "a gray square", "nothing"
-NULLS = "shifted copies", "center prior", "without the patch"
 
 
 def main() -> int:
@@ -67,9 +63,9 @@ def main() -> int:
     texts: dict[str, str] = {}
     for name, model in models.items():
         patch = pil_to_tensor(Image.open(options.folder / f"{name}.png").convert("RGB")).float() / 255
-        shares, turned = turning(model, patch, options.tests)
+        shares = turning(model, patch, options.tests)
         rows += [{"network": name, "covered by": way, f"called {CLASSES[TARGET]}": shares[way]} for way in WAYS]
-        texts[f"patch on {name}"] = looking(model, turned[: options.scenes])
+        texts[f"patch on {name}"] = looking(NETWORKS[name], options.scenes)
     texts = {"patch": to_markdown(rows), **texts}
     for name, text in texts.items():
         print(f"## {name}\n\n{text}", flush=True)
@@ -131,11 +127,8 @@ def seen(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def turning(model: nn.Module, patch: Tensor, count: int) -> tuple[dict[str, str], list[tuple[Tensor, Tensor, Tensor]]]:
-    """Return the share of scenes of other classes that are called the target with each cover, and the scenes that the patch turns.
-
-    These are the covered scene, the mask of the patch, and the plain scene.
-    """
+def turning(model: nn.Module, patch: Tensor, count: int) -> dict[str, str]:
+    """Return the share of scenes of other classes that are called the target with each cover."""
     images, labels = scenes(count, TEST_SEED)
     images, see = images[labels != TARGET], seen(model)
     order = torch.randperm(SIDE * SIDE, generator=torch.Generator().manual_seed(SEED))
@@ -144,47 +137,36 @@ def turning(model: nn.Module, patch: Tensor, count: int) -> tuple[dict[str, str]
         "its pixels shuffled": patch.flatten(1)[:, order].view_as(patch),
         "a gray square": torch.full_like(patch, 0.5),
     }
-    shares, turned = {}, list[tuple[Tensor, Tensor, Tensor]]()
+    shares = {}
     for way in WAYS:
         at = torch.Generator().manual_seed(SEED)  # the same places for each
-        covered, masks = put(images, covers[way], at) if way in covers else (images, torch.zeros(len(images), 1, 1))
+        covered = put(images, covers[way], at)[0] if way in covers else images
         called = torch.cat([see(some).argmax(1) for some in torch.split(covered, 100)]) == TARGET
         share = float(called.float().mean())
         low, high = wilson(share, len(called))
         shares[way] = f"{share:.1%} ({low:.1%} to {high:.1%})"
-        if way == "the patch":
-            was = torch.cat([see(some).argmax(1) for some in torch.split(images, 100)]) == TARGET
-            turned = [(covered[i], masks[i], images[i]) for i in (called & ~was).nonzero().flatten().tolist()]
-    return shares, turned
+    return shares
 
 
-def looking(model: nn.Module, turned: list[tuple[Tensor, Tensor, Tensor]]) -> str:
+def looking(kind: str, count: int) -> str:
     """Return the table of how well each map for the target finds the patch in scenes that it turned."""
-    if len(turned) < 2:
-        return "The patch turned fewer than two scenes.\n"
+    (network,) = (one for one in cause_networks() if (one.cause, one.kind) == ("patch", kind))
     first: Any = Scenes(1, seed=TEST_SEED).scene(0)
-    ways, _ = applicable({name: way for name, way in ways_of(model, first).items() if not way.slow}, model, first)
-    own: dict[str, list[float]] = defaultdict(list)
-    nulls: dict[str, dict[str, list[float]]] = {null: defaultdict(list) for null in NULLS}
-    for number, (covered, mask, plain) in enumerate(turned):
-        area: NDArray[np.bool_] = mask.numpy()
-        pictures = [to_pil_image(pixels) for pixels in (covered, plain)]
-        for name, way in ways.items():
-            (shown, geometry), (other, _) = (way.map(model, picture, TARGET) for picture in pictures)
-            score = partial(evaluation.auroc, mask=area, geometry=geometry)
-            own[name].append(float(score(shown)))
-            nulls["shifted copies"][name].append(float(np.mean(score(evaluation.shifted_copies(shown, COPIES, number)))))
-            nulls["center prior"][name].append(float(score(evaluation.center_prior(shown))))
-            nulls["without the patch"][name].append(float(score(other)))
-        print(f"\r  {number + 1} of {len(turned)} scenes", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    rows = []
-    for name in sorted(own, key=lambda one: -float(np.mean(own[one]))):
-        star = all(beyond(own[name], nulls[null][name]) for null in NULLS)
-        trusted = star and float(np.mean(own[name])) >= SURE
-        controls = {null: told(nulls[null][name]) for null in NULLS}
-        rows.append({"method": name, "AUROC": told(own[name]) + "*" * star, **controls, "trusted": "yes" if trusted else None})
-    return f"{len(turned)} scenes that the patch turned.\n\n{folded('Maps for the class of the patch', to_markdown(rows))}"
+    ways = {name: way for name, way in ways_of(network.model, first).items() if not way.slow}
+    methods = {name: {"method": way.method, **way.parameters} for name, way in ways.items()}
+    rows = find_causes(methods, networks=[network.name], scenes=count, seed=TEST_SEED).rows()
+    told = [
+        {
+            "method": row["map"],
+            "cells": row["cells"],
+            "AUROC": f"{row['auroc']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            "largest cell touches it": f"{row['largest cell touches']:.0%}",
+            **{name: f"{row[name]:.2f}" for name in CONTROLS},
+            "found": row["found"],
+        }
+        for row in sorted(rows, key=lambda row: -float(row["auroc"]))
+    ]
+    return f"{rows[0]['scenes']} scenes that the patch turned.\n\n{folded('Maps for the class of the patch', to_markdown(told))}"
 
 
 if __name__ == "__main__":

@@ -1,84 +1,84 @@
 """Worth of maps for each kind of evidence: networks that decide by one known cause, and every method that applies to them.
 
 `causes.py [--scenes N] [--slow-scenes N] [--only CAUSE,CAUSE] [--write-docs]`. For each network it prints the accuracy with the cause and
-with a cause that is unrelated to the label, which shows that the network depends on it. For each method it prints how well the map finds
-the pixels of the cause (AUROC), beside three controls: the same map shifted around the grid, a center prior, and the same method on a
-network that decides by another cause. Exits 1 if a network does not depend on its cause.
+with a cause that is unrelated to the label, which shows that the network depends on it. For each method it prints in how many networks of a
+cause it finds the pixels of the cause, see `visattn.evaluation.find_causes`, and how well it does in the worst of them. Exits 1 if a
+network does not depend on its cause.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pages import folded, write_section
-from PIL import Image
-from pointing.photos import COPIES
 from pytorch_grad_cam import EigenCAM, GradCAM, LayerCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-from torch import nn
-from train_causes import FOLDER, NETWORKS, combinations, name_of
+from torch import Tensor, nn
+from train_causes import ACCURACY, FOLDER, NETWORKS, WITH, WITHOUT
 from truth.mark import Part, exchanged, layer_by_layer
-from truth.measure import accuracy, applicable, size_of, ways_of
+from truth.measure import accuracy, size_of, ways_of
 
-import visattn
-from visattn import evaluation
+from visattn._support.json_files import decoded
 from visattn._support.tables import Row, to_markdown
 from visattn.core.families import cam_layer
 from visattn.data.scenes import Mark
-from visattn.data.scenes.causes import CAUSES, TITLES, VALUES, Cause, CausedScene, CausedScenes
+from visattn.data.scenes.causes import CAUSES, TITLES, Cause, CausedScenes
+from visattn.evaluation import Causes, find_causes
+from visattn.evaluation.causes.networks import CauseNetwork, cause_networks
 from visattn.evaluation.intervals import mean_interval
 
 DOCS = Path(__file__).parents[1] / "docs" / "known_truth.md"
+JOURNALS = Path(__file__).parents[1] / "build" / "causes"
 SEED = 2  # of the test scenes; networks were trained on odd seeds
-SEEDS = 2  # networks of each kind
-NULLS = "shifted copies", "another network", "center prior"
-SURE = 0.8  # AUROC from which a map is trusted
-WITH, WITHOUT = 0.95, 1 / VALUES + 0.05  # bounds on the accuracy
 OTHERS: dict[str, Any] = {"grad-cam: GradCAM": GradCAM, "grad-cam: LayerCAM": LayerCAM, "grad-cam: EigenCAM": EigenCAM}
 GATED: tuple[Cause, ...] = "mark", "border"  # causes of CNNs with CBAM that can be left out
+GATED_SEEDS = 2
 PARTS: tuple[Part, ...] = "channel", "spatial"
 LAYERS = "bn1", "layer1", "layer2", "layer3"
 TITLES_OF_KINDS = {"cnn": "CNN", "vit": "Vision transformer"}
-
-Scores = dict[str, list[float]]  # AUROC of each scene, by map
-Maps = Callable[..., Mapping[str, tuple[Any, Any]]]  # map and geometry of each method
 
 
 def main() -> int:
     """Measure, print the tables, and write them to the page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenes", type=int, default=60, help="number of scenes of each cause, at least 2")
+    parser.add_argument("--scenes", type=int, default=60, help="number of scenes of each network, at least 2")
     parser.add_argument(
         "--slow-scenes", type=int, default=0, help="number of scenes for methods that run the model many times; 0: none"
     )
     parser.add_argument("--tests", type=int, default=1000, help="number of scenes on which accuracy is measured")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CAUSES), metavar="CAUSE,CAUSE")
-    parser.add_argument("--checkpoints", type=Path, default=FOLDER)
+    parser.add_argument("--journals", type=Path, default=JOURNALS, help="folder of journals, from which a later run goes on")
     parser.add_argument("--write-docs", action="store_true", help=f"write the tables to docs/{DOCS.name}")
     options = parser.parse_args()
-    if options.scenes < 2 or len(options.only) < 2 or not set(options.only) <= set(CAUSES):
-        parser.error(f"two scenes or more are needed, of two or more of the causes {', '.join(CAUSES)}.")
+    if options.scenes < 2 or options.slow_scenes == 1 or not set(options.only) <= set(CAUSES):
+        parser.error(f"two scenes or more are needed, of the causes {', '.join(CAUSES)}.")
     torch.set_num_threads(1)
-    models = {key: visattn.load_model(str(options.checkpoints / name_of(*key))) for key in combinations(options.only, SEEDS)}
-    rows, failed = dependence(models, options.tests)
+    networks = [network for network in cause_networks() if network.cause in options.only]
+    rows, failed = dependence(networks, options.tests)
     texts = {"causes": folded("Accuracy of each network, with its cause and with an unrelated one", to_markdown(rows))}
     print(texts["causes"], flush=True)
-    for kind in NETWORKS:
-        own = {key: model for key, model in models.items() if key[1] == kind}
-        texts[f"causes of {kind}"] = table(own, options.scenes, options.slow_scenes)
-        print(f"## {TITLES_OF_KINDS[kind]}\n\n{texts[f'causes of {kind}']}", flush=True)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        names = {kind: [network.name for network in networks if network.kind == kind] for kind in NETWORKS}
+        tasks = {
+            kind: pool.submit(measured, kind, names[kind], options.scenes, options.slow_scenes, options.journals)
+            for kind in NETWORKS
+            if names[kind]
+        }
+        for kind, task in tasks.items():
+            texts[f"causes of {kind}"] = table(task.result())
+            print(f"## {TITLES_OF_KINDS[kind]}\n\n{texts[f'causes of {kind}']}", flush=True)
     chosen = [cause for cause in GATED if cause in options.only]
     if chosen:
-        gates, depth = gates_and_depth(models, chosen, options.scenes)
+        gates, depth = gates_and_depth(chosen, options.scenes)
         texts["gates"] = folded("Accuracy after the exchange of gates", to_markdown(gates))
         texts["depth"] = folded("Grad-CAM of each stage, on the same scenes", to_markdown(depth))
         print(f"## Gates\n\n{texts['gates']}\n## Depth\n\n{texts['depth']}", flush=True)
@@ -87,88 +87,109 @@ def main() -> int:
     return int(failed)
 
 
-def dependence(models: Mapping[tuple[Cause, str, int], nn.Module], count: int) -> tuple[list[Row], bool]:
-    """Return the accuracy of each network with its cause and without it, and whether one does not depend on it."""
+def dependence(networks: Sequence[CauseNetwork], count: int) -> tuple[list[Row], bool]:
+    """Return the accuracy of each network with its cause and without it, and whether one that counts does not depend on it.
+
+    Networks that did not learn their cause are told too; they do not count.
+    """
     rows: list[Row] = []
     failed = False
-    for (cause, kind, seed), model in models.items():
+    for network in networks:
         kinds: tuple[Mark, Mark] = "label", "random"
-        shares = [accuracy(model, CausedScenes(cause, count, seed=SEED, shown=shown)) for shown in kinds]
+        shares = [accuracy(network.model, CausedScenes(network.cause, count, seed=SEED, shown=shown)) for shown in kinds]  # type: ignore[arg-type]
         failed = failed or shares[0] < WITH or shares[1] > WITHOUT
-        rows.append(
-            {
-                "cause": cause,
-                "what decides the label": TITLES[cause],
-                "network": f"{TITLES_OF_KINDS[kind]}, seed {seed}",
-                "accuracy": f"{shares[0]:.1%}",
-                "with an unrelated cause": f"{shares[1]:.1%}",
-            }
-        )
-        print(f"  {cause} {kind} {seed}: {shares[0]:.3f} {shares[1]:.3f}", file=sys.stderr, flush=True)
+        rows.append(_dependence(network.cause, network.kind, network.seed, shares, "yes"))
+        print(f"  {network.name}: {shares[0]:.3f} {shares[1]:.3f}", file=sys.stderr, flush=True)
+    causes = {network.cause for network in networks}
+    for path in sorted(FOLDER.glob(f"*/{ACCURACY}")):
+        cause, kind, seed = path.parent.name.split("_")
+        if cause in causes:
+            rows.append(_dependence(cause, kind, int(seed), decoded(path.read_bytes(), list[float], ACCURACY), "no"))
     return rows, failed
 
 
-def table(models: Mapping[tuple[Cause, str, int], nn.Module], count: int, slow: int) -> str:
+def _dependence(cause: str, kind: str, seed: int, shares: Sequence[float], counts: str) -> Row:
+    return {
+        "cause": cause,
+        "what decides the label": TITLES[cause],  # type: ignore[index]
+        "network": f"{TITLES_OF_KINDS[kind]}, seed {seed}",
+        "accuracy": f"{shares[0]:.1%}",
+        "with an unrelated cause": f"{shares[1]:.1%}",
+        "counts": counts,
+    }
+
+
+def measured(kind: str, networks: list[str], scenes: int, slow: int, journals: Path) -> Causes:
+    """Return the findings of all methods on networks of one kind."""
+    torch.set_num_threads(1)
+    first = next(network for network in cause_networks() if network.name == networks[0])
+    scene: Any = CausedScenes(first.cause, 1, seed=SEED).scene(0)  # type: ignore[arg-type]
+    ways = ways_of(first.model, scene)
+    quick: dict[str, Any] = {name: {"method": way.method, **way.parameters} for name, way in ways.items() if not way.slow}
+    if kind == "cnn":  # grad-cam needs a feature map
+        quick |= {name: _peer(method) for name, method in OTHERS.items()}
+    found = find_causes(quick, networks=networks, scenes=scenes, seed=SEED, journal=journals / f"{kind}.jsonl", quiet=False)
+    if not slow:
+        return found
+    rest: dict[str, Any] = {name: {"method": way.method, **way.parameters} for name, way in ways.items() if way.slow}
+    more = find_causes(rest, networks=networks, scenes=slow, seed=SEED, journal=journals / f"{kind}_slow.jsonl", quiet=False)
+    return Causes([*found.findings, *more.findings])
+
+
+def _peer(method: Any) -> Any:  # noqa: ANN401 - a class of grad-cam
+    """Return a class of grad-cam as a function of a network, its input and the class."""
+
+    def drawn(model: nn.Module, pixels: Tensor, label: int) -> Any:  # noqa: ANN401 - an array
+        layer = cam_layer(model)
+        assert layer is not None  # noqa: S101 - a CNN has one
+        with method(model, [model.get_submodule(layer)]) as cam:
+            return cam(pixels, [ClassifierOutputTarget(label)])
+
+    return drawn
+
+
+def table(found: Causes) -> str:
     """Return the table of one kind of network: a row for each method, and a column for each cause."""
-    causes = list(dict.fromkeys(cause for cause, _, _ in models))
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    above: dict[str, list[str]] = defaultdict(list)
-    details: list[Row] = []
-    for cause in causes:
-        scenes = CausedScenes(cause, count, seed=SEED)
-        other = causes[(causes.index(cause) + 1) % len(causes)]
-        scores: dict[str, Scores] = {kind: defaultdict(list) for kind in ("own", *NULLS)}
-        for (_, kind, seed), model in [(key, model) for key, model in models.items() if key[0] == cause]:
-            stranger = models.get((other, kind, seed), models[other, kind, 0])
-            maps, others = (maps_of(one, scenes, slow) for one in (model, stranger))
-            for index in range(count):
-                scene = scenes.scene(index)
-                mask = scene.masks[0]
-                for name, (shown, geometry) in maps(scene, slow=index < slow).items():
-                    scores["own"][name].append(float(evaluation.auroc(shown, mask, geometry)))
-                    copies = evaluation.shifted_copies(shown, COPIES, index)
-                    scores["shifted copies"][name].append(float(np.mean(evaluation.auroc(copies, mask, geometry))))
-                    scores["center prior"][name].append(float(evaluation.auroc(evaluation.center_prior(shown), mask, geometry)))
-                for name, (shown, geometry) in others(scene, slow=index < slow).items():
-                    scores["another network"][name].append(float(evaluation.auroc(shown, mask, geometry)))
-            print(f"  {cause}, seed {seed}", file=sys.stderr, flush=True)
-        for name, values in scores["own"].items():
-            nulls = {null: scores[null].get(name, []) for null in NULLS}
-            found[name][cause] = float(np.mean(values))
-            above[name] += [cause] if all(beyond(values, null) for null in nulls.values()) else []
-            details.append(
-                {
-                    "method": name,
-                    "cause": cause,
-                    "AUROC": told(values),
-                    **{null: told(numbers) if numbers else None for null, numbers in nulls.items()},
-                }
-            )
-    order = sorted(found, key=lambda name: -len(above[name]))
+    verdicts = found.verdicts()
+    causes = list(dict.fromkeys(str(row["cause"]) for row in verdicts))
+    by_map: dict[str, dict[str, Row]] = {}
+    for row in verdicts:
+        by_map.setdefault(str(row["map"]), {})[str(row["cause"])] = row
+    order = sorted(by_map, key=lambda name: -sum(int(row["found"]) for row in by_map[name].values()))
     rows = [
         {
             "method": name,
-            **{cause: f"{score:.2f}" + "*" * (cause in above[name]) for cause, score in found[name].items()},
-            "trusted for": ", ".join(trusted(found[name], above[name])),
+            **{cause: _brief(by_map[name].get(cause)) for cause in causes},
+            "may be trusted with": ", ".join(
+                cause for cause, row in by_map[name].items() if str(row["verdict"]) == "may be trusted"
+            ),
         }
         for name in order
     ]
-    return "\n".join([to_markdown(rows), folded("All controls", to_markdown(details))])
+    verdict_rows = [{name: _rounded(value) for name, value in row.items()} for row in verdicts]
+    details = [{name: _rounded(value) for name, value in row.items()} for row in found.rows()]
+    folds = folded("Verdicts in full", to_markdown(verdict_rows)), folded("Each network", to_markdown(details))
+    return "\n".join([to_markdown(rows), *folds])
 
 
-def trusted(scores: Mapping[str, float], above: Sequence[str]) -> list[str]:
-    """Return the causes for which a method may be trusted: it finds them with an AUROC of `SURE` or more, and above all controls."""
-    return [cause for cause in above if scores[cause] >= SURE]
+def _brief(row: Row | None) -> str | None:
+    """Return in how many networks a cause is found, the AUROC of the worst network, and in how many the map is inverted."""
+    if row is None:
+        return None
+    inverted = f", inverted in {row['inverted']}" if row["inverted"] else ""
+    return f"{row['found']} of {row['networks']} ({row['worst auroc']:.2f}{inverted})"
 
 
-def gates_and_depth(
-    models: Mapping[tuple[Cause, str, int], nn.Module], causes: list[Cause], count: int
-) -> tuple[list[Row], list[Row]]:
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - of a table
+    return value if not isinstance(value, float) else f"{value:.1e}" if 0 < value < 0.005 else f"{value:.2f}"
+
+
+def gates_and_depth(causes: list[Cause], count: int) -> tuple[list[Row], list[Row]]:
     """Return the accuracy after an exchange of gates between a scene and its copy without the cause, and Grad-CAM of each layer."""
     gates: list[Row] = []
     depth: list[Row] = []
-    for cause, seed in product(causes, range(SEEDS)):
-        model = models[cause, "cnn", seed]
+    for cause, seed in product(causes, range(GATED_SEEDS)):
+        model = CauseNetwork(cause, "cnn", seed).model
         marked, plain = (CausedScenes(cause, count, seed=SEED, shown=shown) for shown in ("label", "none"))
         row: dict[str, Any] = {"cause": cause, "seed": seed}
         for part in PARTS:
@@ -193,36 +214,7 @@ def gates_and_depth(
     return gates, depth
 
 
-def maps_of(model: nn.Module, scenes: CausedScenes, slow: int) -> Maps:
-    """Return a function from a scene to the maps of every method that applies, ours and those of grad-cam as plain arrays."""
-    first: Any = scenes.scene(0)
-    tried = {name: way for name, way in ways_of(model, first).items() if slow or not way.slow}
-    ways, _ = applicable(tried, model, first)
-    layer = cam_layer(model)
-    peers = {}
-    if layer is not None and not hasattr(model, "blocks"):  # grad-cam needs a feature map
-        peers = {name: kind(model, [model.get_submodule(layer)]) for name, kind in OTHERS.items()}
-
-    def maps(scene: CausedScene, *, slow: bool) -> dict[str, tuple[Any, Any]]:
-        picture = Image.fromarray(scene.image)
-        found: dict[str, tuple[Any, Any]] = {
-            name: way.map(model, picture, scene.label) for name, way in ways.items() if slow or not way.slow
-        }
-        prepared = visattn.prepare(picture, model)
-        for name, peer in peers.items():
-            array: NDArray[np.float32] = peer(prepared.pixels, [ClassifierOutputTarget(scene.label)])[0]
-            found[name] = array, prepared.geometry
-        return found
-
-    return maps
-
-
-def beyond(values: list[float], null: list[float]) -> bool:
-    """Check whether the 95 % interval of the mean difference from a control lies above 0."""
-    return len(values) == len(null) and float(mean_interval(np.array(values) - np.array(null))[0]) > 0
-
-
-def told(values: list[float]) -> str:
+def told(values: Sequence[float]) -> str:
     """Format a mean with its 95 % interval over scenes."""
     low, high = mean_interval(np.array(values))
     return f"{np.mean(values):.2f} ({float(low):.2f} to {float(high):.2f})"

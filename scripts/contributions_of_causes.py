@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from pages import write_section
 from PIL import Image
 from torch import nn
-from train_causes import FOLDER, combinations, name_of
 
 import visattn
 from visattn import evaluation
 from visattn._support.tables import Row, to_markdown, to_text
 from visattn.core.maps import AttentionMap
-from visattn.data.scenes.causes import CAUSES, Cause, CausedScenes
+from visattn.data.scenes.causes import CAUSES, CausedScenes
+from visattn.evaluation.causes.networks import another, cause_networks
 from visattn.evaluation.intervals import mean_interval
 from visattn.evaluation.object_masks import cells_of
 
@@ -64,14 +64,13 @@ def main() -> int:
     if len(options.only) < 2 or not set(options.only) <= set(CAUSES):
         parser.error(f"two or more of the causes {', '.join(CAUSES)} are needed.")
     torch.set_num_threads(1)
-    keys = [key for key in combinations(options.only, SEEDS) if key[1] == "vit"]
-    models = {key: visattn.load_model(str(FOLDER / name_of(*key))) for key in keys}
-    causes = list(dict.fromkeys(cause for cause, _, _ in keys))
+    vits = [one for one in cause_networks() if one.kind == "vit" and one.cause in options.only and one.seed < SEEDS]
     rows = list[Row]()
-    for (cause, kind, seed), model in models.items():
-        another = causes[(causes.index(cause) + 1) % len(causes)]
-        stranger = models.get((another, kind, seed), models[another, kind, 0])
-        rows.append({"cause": cause, "seed": seed, **measured(model, stranger, scenes_of(cause, options.scenes))})
+    for network in vits:
+        scenes = scenes_of(network.cause, options.scenes)
+        rows.append(
+            {"cause": network.cause, "seed": network.seed, **measured(network.model, another(network, vits).model, scenes)}
+        )
         print(rows[-1], file=sys.stderr, flush=True)
     found = sum(row["found"] == "yes" for row in rows)
     print(to_text(rows))
@@ -82,9 +81,9 @@ def main() -> int:
     return 0
 
 
-def scenes_of(cause: Cause, count: int) -> list[Scene]:
+def scenes_of(cause: str, count: int) -> list[Scene]:
     """Return scenes whose cause has another value in a second drawing."""
-    shown, others = (CausedScenes(cause, count, seed=SEED, shown=what) for what in ("label", "random"))
+    shown, others = (CausedScenes(cause, count, seed=SEED, shown=what) for what in ("label", "random"))  # type: ignore[arg-type]
     pairs = [(shown.scene(number), others.scene(number)) for number in range(count)]
     return [
         Scene(Image.fromarray(one.image), Image.fromarray(other.image), one.value, other.value, one.masks[0])

@@ -1,9 +1,9 @@
 """Sanity checks of every method: what is left of its map while a network's parameters become random, from the output to the input.
 
 `sanity.py [--only NAME,NAME] [--photos N] [--write-docs]`. For each method it prints the Spearman correlation with the map of the trained
-network after each step of the cascade, as a mean over photos with a 95 % bootstrap interval. A method whose correlation is above `MOST` when
-all of the network is random fails: its map shows the picture rather than what the network has learned. The edge map has 1, and a constant
-map has no correlation.
+network after each step of the cascade, as a mean over photos with a 95 % bootstrap interval. A method whose correlation is above `MOST` at
+the end, when all of the network is random, fails: its map shows the picture rather than what the network has learned. The edge map has 1,
+and a constant map has no correlation.
 
 These settings were chosen before any result: `PHOTOS`, `SEED`, `MOST` and the networks.
 """
@@ -80,7 +80,9 @@ def section(name: str, count: int) -> str:
     steps: list[Row] = [
         {"method": method, **{part: told(table[:, step]) for step, part in enumerate(parts)}} for method, table in tables.items()
     ]
-    verdict = f"Above {MOST} at the end: {', '.join(failing) or 'none'} ({len(tables) - len(BLIND)} methods, {len(photos)} photos)."
+    verdict = (
+        f"Above {MOST} at the end: {', '.join(failing) or 'none'} ({len(tables) - len(BLIND)} methods, {len(photos)} photos)."
+    )
     return "\n".join([verdict, "", to_markdown(rows), folded("After each step", to_markdown(steps))])
 
 

@@ -7,6 +7,9 @@ that is there is not trained again. Two networks are trained beside each other, 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import re
 import shutil
 import sys
 import tempfile
@@ -18,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from truth.measure import accuracy
 
-from visattn.data.scenes.causes import CAUSES, Cause
+import visattn
+from visattn.data.scenes.causes import CAUSES, VALUES, Cause, CausedScenes
 from visattn.training import Config, train
 
 FOLDER = Path(__file__).parents[1] / "models" / "causes"
@@ -50,15 +56,20 @@ HARDER: dict[
     ("color", "vit"): _MORE,
     ("companion", "vit"): _MORE,
 }
-ONCE = ("color", "vit"), ("companion", "vit")  # trained with the first seed only, as each takes as long as six others
-NOT_LEARNED = ("position", "vit")  # stays at chance for 10 epochs
+SEEDS = 5  # networks of each cause and kind
+WITH, WITHOUT = (
+    0.95,
+    1 / VALUES + 0.05,
+)  # bounds on the accuracy of a network that counts: with its cause, and with an unrelated one
+TESTS, TEST_SEED = 1000, 2
+ACCURACY = "accuracy.json"  # both accuracies of a network that does not count, whose weights are not kept
 
 
 def main() -> int:
     """Train what is missing."""
     parser = argparse.ArgumentParser(description="Train small networks on scenes of every cause.")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CAUSES), metavar="CAUSE,CAUSE")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("-o", "--output", type=Path, default=FOLDER)
     options = parser.parse_args()
     if not set(options.only) <= set(CAUSES):
@@ -80,13 +91,7 @@ def main() -> int:
 
 def combinations(causes: Sequence[Cause], seeds: int) -> list[tuple[Cause, str, int]]:
     """Return cause, kind and seed of each network that is trained."""
-    return [
-        (cause, kind, seed)
-        for seed in range(seeds)
-        for cause in causes
-        for kind in NETWORKS
-        if (cause, kind) != NOT_LEARNED and (seed == 0 or (cause, kind) not in ONCE)
-    ]
+    return [(cause, kind, seed) for seed in range(seeds) for cause in causes for kind in NETWORKS]
 
 
 def name_of(cause: str, kind: str, seed: int) -> str:
@@ -95,15 +100,44 @@ def name_of(cause: str, kind: str, seed: int) -> str:
 
 
 def _trained(task: tuple[Config, Path]) -> str:
-    """Train a network, and keep its weights and its card."""
+    """Train a network, and keep its card, and its weights if it depends on its cause."""
     config, folder = task
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         run = Path(place) / "run"
         result = train(config, run)
         shutil.copy(run / "README.md", run / "final" / "README.md")
+        halve(run / "final")
+        shares = dependence(run / "final", config.data.removeprefix("scenes-by-"))
+        counts = shares[0] >= WITH and shares[1] <= WITHOUT
+        if not counts:
+            for name in ("model.safetensors", "model.json"):
+                (run / "final" / name).unlink()
+            (run / "final" / ACCURACY).write_text(json.dumps(shares) + "\n")
         (run / "final").rename(folder)
-    return f"{folder.name}: accuracy {result.accuracy:.4f}, {result.images_per_second:.0f} images/s"
+    kept = "kept" if counts else "not kept"
+    return f"{folder.name}: {shares[0]:.4f} with its cause, {shares[1]:.4f} with another, {kept}, {result.images_per_second:.0f} images/s"
+
+
+def halve(folder: Path) -> None:
+    """Round weights to half precision, so that they take half the space; the card tells it, with the new digest."""
+    file, card = folder / "model.safetensors", folder / "README.md"
+    tensors = {name: x.half() if x.is_floating_point() else x for name, x in load_file(file).items()}
+    save_file(tensors, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    facts = folder / "model.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"sha256": digest}, indent=2) + "\n")
+    text, count = re.subn(
+        r"- Final weights: sha256 `\w+`\.", f"- Final weights, rounded to half precision: sha256 `{digest}`.", card.read_text()
+    )
+    assert count == 1, card  # noqa: S101
+    card.write_text(text)
+
+
+def dependence(folder: Path, cause: str) -> list[float]:
+    """Return the accuracy of a network with its cause, and with one that is unrelated to the label."""
+    model, shown = visattn.load_model(str(folder)), ("label", "random")
+    return [accuracy(model, CausedScenes(cause, TESTS, seed=TEST_SEED, shown=what)) for what in shown]  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

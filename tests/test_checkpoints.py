@@ -83,7 +83,9 @@ def caused(cause: Cause, shown: Mark) -> list[tuple[Image.Image, int]]:
     return [scenes[i] for i in range(len(scenes))]
 
 
-@pytest.mark.parametrize("folder", sampled(sorted(CAUSES.iterdir()), 3), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", sampled(sorted(path.parent for path in CAUSES.glob("*/model.safetensors")), 3), ids=lambda path: path.name
+)
 def test_a_network_of_a_cause_depends_on_it(folder: Path, figures: Figures) -> None:
     cause, kind, _ = folder.name.split("_")
     model = visattn.load_model(str(folder))

@@ -129,7 +129,13 @@ def test_without_maps_where_the_cause_has_no_effect_nothing_is_found(tmp_path: P
         np.save(tmp_path / "mark_cnn_0" / f"{number}.npy", scenes.scene(number).masks[0].astype(float))
     causes = find_causes({"truth": tmp_path}, networks=["mark_cnn_0"], scenes=4)
     (row,) = causes.rows()
-    assert (row["auroc"], row["largest cell touches"], row["cause without effect"], row["p"], row["found"]) == (1, 1, None, 1, "no")
+    assert (row["auroc"], row["largest cell touches"], row["cause without effect"], row["p"], row["found"]) == (
+        1,
+        1,
+        None,
+        1,
+        "no",
+    )
     (tmp_path / "mark_cnn_0" / "without").mkdir()
     for number in range(4):
         np.save(tmp_path / "mark_cnn_0" / "without" / f"{number}.npy", np.random.default_rng(number).random((64, 64)))
@@ -140,7 +146,9 @@ def test_without_maps_where_the_cause_has_no_effect_nothing_is_found(tmp_path: P
 def findings(values: Array, network: str = "mark_cnn_0", **controls: Array) -> Findings:
     chance = np.full(len(values), 0.5) + 0.01 * np.random.default_rng(1).standard_normal(len(values))
     others = {name.replace(" ", "_"): chance for name in CONTROLS} | controls
-    return Findings("m", "mark", "cnn", network, (8, 8), values, values > 0.9, {name: others[name.replace(" ", "_")] for name in CONTROLS})
+    return Findings(
+        "m", "mark", "cnn", network, (8, 8), values, values > 0.9, {name: others[name.replace(" ", "_")] for name in CONTROLS}
+    )
 
 
 def around(mean: float, count: int = 30) -> Array:

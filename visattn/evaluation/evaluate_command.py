@@ -52,7 +52,11 @@ _SHOWN = "metric", "better", "map", "photos", "value", "beaten"
     "also auroc, average_precision, pointing_game, energy_inside, lift.",
 )
 @click.option(
-    "--nulls", type=click.IntRange(0), default=5, show_default=True, help="Shifted copies, and maps of noise, for each map; 0: no nulls."
+    "--nulls",
+    type=click.IntRange(0),
+    default=5,
+    show_default=True,
+    help="Shifted copies, and maps of noise, for each map; 0: no nulls.",
 )
 @click.option("--steps", type=click.IntRange(1), default=32, show_default=True, help="Steps of deletion and insertion.")
 @click.option(

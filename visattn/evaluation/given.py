@@ -30,7 +30,7 @@ def as_map(shown: MapLike) -> AttentionMap:
 
     Args:
         shown: The map; an array is `(rows, columns)`, with axes of size 1 before, or `(1, C, rows, columns)`: attributions of one input to
-            all its numbers, as captum gives them, which are summed over channels. It may be the only entry of a list, as torch-cam gives it.
+            all its numbers, as captum gives them, which are summed over channels. It may stand alone in a list, as torch-cam gives it.
 
     Raises:
         ShapeError: If an array has other axes or no numbers.

@@ -58,7 +58,8 @@ class JournalFile(Generic[Line]):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(msgspec.json.encode(_Head(of, settings)) + b"\n")
         except OSError as error:
-            raise refusal(error, path) from error
+            refused = refusal(error, path)
+            raise refused from error
         except ValueError as error:
             raise OutputError(f"{printable(str(path))}: not a journal of this kind ({error}); pass another file") from error
 
@@ -84,5 +85,6 @@ class JournalFile(Generic[Line]):
                 with self._path.open("ab") as file:
                     file.write(msgspec.json.encode(line) + b"\n")
             except OSError as error:
-                raise refusal(error, self._path) from error
+                refused = refusal(error, self._path)
+                raise refused from error
         return line

@@ -29,14 +29,14 @@ _SHOWN = "map", "cause", "kind", "networks", "worst auroc", "least touches", "ve
 @click.option(
     "--method", "methods", multiple=True, help="A method, or your function as file.py:function (model, pixels, class); repeat it."
 )
-@click.option(
-    "--maps", multiple=True, type=click.Path(path_type=Path), help="Folder of maps, as --export lists them; repeat it."
-)
+@click.option("--maps", multiple=True, type=click.Path(path_type=Path), help="Folder of maps, as --export lists them; repeat it.")
 @click.option("--only", default="", help="Networks, causes or kinds, separated by commas: mark_cnn_0, mark, vit. By default all.")
 @click.option("--scenes", type=click.IntRange(2), default=60, show_default=True, help="Scenes of each network.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=2, show_default=True, help="Seed of the scenes.")
 @click.option(
-    "--export", type=click.Path(path_type=Path), help="Write the scenes, and the list of maps to draw, to a new folder; measure nothing."
+    "--export",
+    type=click.Path(path_type=Path),
+    help="Write the scenes, and the list of maps to draw, to a new folder; measure nothing.",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("causes"), show_default=True, help="Folder to write to."
@@ -99,7 +99,9 @@ def _asked(methods: tuple[str, ...], maps: tuple[Path, ...]) -> dict[str, Method
         OptionError: If there is none, or if two have one name.
     """
     asked: list[tuple[str, Method]] = []
-    asked += [(base_name(name) if is_function(name) else name, _function(name) if is_function(name) else name) for name in methods]
+    asked += [
+        (base_name(name) if is_function(name) else name, _function(name) if is_function(name) else name) for name in methods
+    ]
     asked += [(printable(base_name(str(folder))), folder) for folder in maps]
     if not asked:
         raise OptionError("no method. Pass --method or --maps.")
@@ -117,7 +119,9 @@ def _function(name: str) -> Function:
     function, file = function_of(name, OptionError), Path(name.rpartition(":")[0])
 
     def guarded(*given: Any) -> Any:  # noqa: ANN401 - a map
-        with running(file.parent, printable(name), "it is called with the network, one input (1, 3, 64, 64) and the class", MapError):
+        with running(
+            file.parent, printable(name), "it is called with the network, one input (1, 3, 64, 64) and the class", MapError
+        ):
             return function(*given)
 
     guarded.source = file.read_text(errors="replace")  # type: ignore[attr-defined]

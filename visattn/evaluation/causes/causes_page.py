@@ -27,9 +27,9 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
     names = list(dict.fromkeys(str(row["map"]) for row in rows))
     lead = [
         "Each network decides by one known thing, so the pixels that its answer depends on are known. "
-        "AUROC is the probability that one of these pixels has a larger value than another pixel of the scene.",
+        "AUROC is the probability that one of these pixels has a larger value than another pixel.",
         f"A method finds the cause of a network if the lower end of the 95 % interval of its AUROC is {SURE} or more, and if it is above "
-        f"three controls: {COPIES} shifted copies of the same map, a Gaussian around the center, and the same method where the cause has no "
+        f"three controls: {COPIES} shifted copies of the same map, a center prior, and the same method where the cause has no "
         f"effect (paired t-tests, the largest of three p-values, Holm's correction over {len(rows)} rows, level {LEVEL}).",
         f"A method may be trusted with a cause only if it finds it in each of {ENOUGH} networks or more. These networks are small and the "
         "scenes simple: a method that misses a cause here cannot be trusted with it; one that finds it here is not proven elsewhere.",
@@ -50,6 +50,9 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
 
 def _rounded(rows: Sequence[Row]) -> list[Row]:
     return [
-        {name: f"{value:.1e}" if name == "p" else round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
+        {
+            name: f"{value:.1e}" if name == "p" else round(value, 2) if isinstance(value, float) else value
+            for name, value in row.items()
+        }
         for row in rows
     ]

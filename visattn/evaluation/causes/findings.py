@@ -140,7 +140,7 @@ class Causes:
     def verdicts(self) -> list[Row]:
         """Return a row for each method, cause and kind of network: the conclusion follows from the worst network.
 
-        A method may be trusted with a cause if it finds it in each of five networks or more; otherwise the row tells in how many of how many.
+        A method may be trusted with a cause if it finds it in each of five networks or more; else the row tells in how many of how many.
         """
         groups = dict[tuple[str, str, str], list[Row]]()
         for row in self.rows():
@@ -187,7 +187,14 @@ def _verdict(key: tuple[str, str, str], rows: Sequence[Row]) -> Row:
     text = "may be trusted" if found == count >= ENOUGH else f"found in {found} of {count}"
     if inverted:
         text += f", inverted in {inverted}"
-    values: dict[str, Any] = {"map": key[0], "cause": key[1], "kind": key[2], "networks": count, "found": found, "inverted": inverted}
+    values: dict[str, Any] = {
+        "map": key[0],
+        "cause": key[1],
+        "kind": key[2],
+        "networks": count,
+        "found": found,
+        "inverted": inverted,
+    }
     return {
         **values,
         "worst auroc": worst["auroc"],

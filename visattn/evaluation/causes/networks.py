@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from visattn._support.files import is_file
 from visattn.core.families import input_spec
 from visattn.core.loading import load_model
 from visattn.core.loading.networks import cause_folder, network_path
+from visattn.core.loading.weights import FACTS
 from visattn.core.pipeline.inputs import prepare
 from visattn.data.scenes.causes import CAUSES, CausedScenes
 from visattn.data.scenes.generator import Scenes
@@ -120,7 +122,7 @@ def cause_networks() -> list[CauseNetwork]:
     Raises:
         MissingExtra: If the package with the networks is not installed.
     """
-    folders = (path.name.split("_") for path in cause_folder().iterdir() if path.is_dir())
+    folders = (path.name.split("_") for path in cause_folder().iterdir() if is_file(path / FACTS))
     networks = [CauseNetwork(cause, kind, int(seed)) for cause, kind, seed in folders]
     networks += [CauseNetwork(PATCH, kind, 0) for kind in PATCHED]
     order = [*CAUSES, PATCH]

@@ -13,7 +13,9 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 240, 170, 34, 22, 26  # of a panel, and 
 _ROOM = 150  # beside the line of ranks, for names
 
 
-def curve_panel(name: str, fractions: Sequence[float], scores: Sequence[float], nulls: Sequence[float], limits: tuple[float, float]) -> str:
+def curve_panel(
+    name: str, fractions: Sequence[float], scores: Sequence[float], nulls: Sequence[float], limits: tuple[float, float]
+) -> str:
     """Return a panel with the mean curve of a map, and that of its nulls in gray.
 
     Args:
