@@ -143,12 +143,10 @@ def test_without_maps_where_the_cause_has_no_effect_nothing_is_found(tmp_path: P
     assert row["found"] == "yes"
 
 
-def findings(values: Array, network: str = "mark_cnn_0", **controls: Array) -> Findings:
+def findings(values: Array, network: str = "mark_cnn_0", controls: dict[str, Array] | None = None) -> Findings:
     chance = np.full(len(values), 0.5) + 0.01 * np.random.default_rng(1).standard_normal(len(values))
-    others = {name.replace(" ", "_"): chance for name in CONTROLS} | controls
-    return Findings(
-        "m", "mark", "cnn", network, (8, 8), values, values > 0.9, {name: others[name.replace(" ", "_")] for name in CONTROLS}
-    )
+    others = dict.fromkeys(CONTROLS, chance) | (controls or {})
+    return Findings("m", "mark", "cnn", network, (8, 8), values, (values > 0.9).astype(float), others)
 
 
 def around(mean: float, count: int = 30) -> Array:
@@ -172,20 +170,22 @@ def test_a_verdict_follows_from_the_worst_network() -> None:
     ("values", "controls"),
     [
         (around(0.81), {}),  # the lower end of the interval lies below 0.8
-        (around(0.95), {"center_prior": around(0.96)}),  # the center is as good
-        (around(0.95), {"shifted_copies": around(0.95)}),  # no difference at all
+        (around(0.95), {"center prior": around(0.96)}),  # the center is as good
+        (around(0.95), {"shifted copies": around(0.95)}),  # no difference at all
     ],
 )
 def test_nothing_is_found_below_the_bound_or_a_control(values: Array, controls: dict[str, Array]) -> None:
-    (row,) = Causes([findings(values, **controls)]).rows()
+    (row,) = Causes([findings(values, controls=controls)]).rows()
     assert row["found"] == "no"
 
 
 def test_many_rows_raise_the_bar() -> None:
     weak = around(0.95)
-    close = {"center_prior": weak - np.random.default_rng(2).normal(0.01, 0.02, len(weak))}
-    (alone,) = Causes([findings(weak, **close)]).rows()
-    among = Causes([findings(weak, **close), *(findings(around(0.5), f"mark_cnn_{seed}") for seed in range(1, 60))]).rows()[0]
+    close = {"center prior": weak - np.random.default_rng(2).normal(0.01, 0.02, len(weak))}
+    (alone,) = Causes([findings(weak, controls=close)]).rows()
+    among = Causes(
+        [findings(weak, controls=close), *(findings(around(0.5), f"mark_cnn_{seed}") for seed in range(1, 60))]
+    ).rows()[0]
     assert (alone["found"], among["found"]) == ("yes", "no")
     assert float(among["p"]) > float(alone["p"])
 

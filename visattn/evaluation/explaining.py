@@ -84,7 +84,7 @@ class Explainer:
 
 def _fixed(question: Question, found: Explanation) -> Question:
     """Return a question about the method, the class and the layer of an explanation."""
-    name = name_of(found.provenance.method)
+    name = name_of(str(found.provenance.method))
     method, target, parameters = METHODS[name], question.target, dict(question.parameters)
     classes = [score["class"] for score in found.provenance.scores]
     if not target.given and len(classes) == 1:

@@ -18,7 +18,7 @@ from visattn.core.provenance import Provenance
 from visattn.core.records import TokenLayout
 from visattn.errors import OptionError, ShapeError
 
-MapLike: TypeAlias = AttentionMap | Explanation | Tensor | NDArray[Any]
+MapLike: TypeAlias = AttentionMap | Explanation | Tensor | NDArray[Any] | list[Any]
 MaskLike: TypeAlias = NDArray[Any] | Tensor | Image.Image
 
 ARRAY = "array"  # token set of a map that is made of an array, which covers the whole image
@@ -39,7 +39,7 @@ def as_map(shown: MapLike) -> AttentionMap:
         return shown
     if isinstance(shown, Explanation):
         return shown.map
-    if isinstance(shown, (list, tuple)) and len(shown) == 1:
+    if isinstance(shown, list) and len(shown) == 1:
         return as_map(shown[0])
     values, notes = torch.as_tensor(shown), tuple[str, ...]()
     if values.ndim == 4 and len(values) == 1 and values.shape[1] > 1:

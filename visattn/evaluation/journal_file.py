@@ -46,7 +46,7 @@ class JournalFile(Generic[Line]):
         self._path, self._of, self.lines = path, of, list[Line]()
         if path is None:
             return
-        settings = json.loads(json.dumps(settings))
+        settings = dict(json.loads(json.dumps(settings)))
         try:
             content = path.read_bytes() if path.exists() else b""
             whole = content[: content.rfind(b"\n") + 1]  # the last line may be torn
@@ -56,14 +56,14 @@ class JournalFile(Generic[Line]):
                     file.truncate(len(whole))
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(msgspec.json.encode(_Head(of, settings)) + b"\n")
+                path.write_bytes(msgspec.json.encode(_Head(of, dict(settings))) + b"\n")
         except OSError as error:
             refused = refusal(error, path)
             raise refused from error
         except ValueError as error:
             raise OutputError(f"{printable(str(path))}: not a journal of this kind ({error}); pass another file") from error
 
-    def _read(self, path: Path, lines: list[bytes], settings: Mapping[str, Any], kind: type[Line]) -> None:
+    def _read(self, path: Path, lines: list[bytes], settings: dict[str, Any], kind: type[Line]) -> None:
         head = decoded(lines[0], _Head, "the first line")
         if head.journal != self._of:
             raise ValueError(f"it is of {head.journal:.40}")

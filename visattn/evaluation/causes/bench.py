@@ -133,12 +133,13 @@ def _drawing(method: Method) -> Drawing:
         OptionError: If the method is unknown, or the folder does not exist.
     """
     if isinstance(method, (str, Mapping)):
-        options = {"method": method} if isinstance(method, str) else dict(method)
+        options: dict[str, Any] = {"method": method} if isinstance(method, str) else dict(method)
         targeted = METHODS[name_of(str(options.get("method")))].targeted
 
         def by_method(network: CauseNetwork, case: Case, other: CauseNetwork | None) -> AttentionMap:
             model, image = _asked(network, case, other)
-            return explain(model, image, **({"target": case.label} if targeted else {}), **options).panel
+            target = case.label if targeted else None
+            return explain(model, image, **{"target": target, **options}).panel
 
         return by_method
     if isinstance(method, Path):

@@ -12,7 +12,8 @@ from visattn.evaluation.causes.networks import PATCH
 from visattn.evaluation.report.page import Section, html_page
 
 _KINDS = {"cnn": "CNN", "vit": "vision transformer"}
-_ALL_TITLES = {**TITLES, PATCH: "adversarial patch that turns the answer to one class"}
+_DECIDES: dict[str, str] = {str(cause): title for cause, title in TITLES.items()}
+_DECIDES[PATCH] = "adversarial patch that turns the answer to one class"
 
 
 def causes_page(causes: Causes, scenes: int, seed: int) -> str:
@@ -40,7 +41,7 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
             chosen = [row for row in rows if (row["cause"], row["kind"]) == (cause, kind)]
             shown = [{name: value for name, value in row.items() if name not in ("cause", "kind")} for row in chosen]
             title = f"{cause}, {_KINDS[kind]}"
-            sections.append(Section(title, [f"What decides: {_ALL_TITLES[cause]}."], rows=_rounded(shown)))
+            sections.append(Section(title, [f"What decides: {_DECIDES[cause]}."], rows=_rounded(shown)))
     left_out = [f"{one.map} on {one.network}: {one.left_out}" for one in causes.findings if one.left_out]
     if left_out:
         sections.append(Section("Left out", left_out))
