@@ -29,7 +29,7 @@ from visattn.evaluation.run_folder import prepared_folder
 if TYPE_CHECKING:
     from visattn.evaluation import Evaluator
 
-_JOURNAL, _TABLE, _WHOLE = "evaluation.jsonl", "evaluation.csv", "evaluation.json"
+_JOURNAL, _TABLE, _WHOLE, _PAGE = "evaluation.jsonl", "evaluation.csv", "evaluation.json", "evaluation.html"
 _SHOWN = "metric", "better", "map", "photos", "value", "beaten"
 
 
@@ -104,8 +104,10 @@ def evaluate_command(
     _measure(evaluator, sources, maps, masks, each, quiet, options)
     if not evaluator.numbers:
         return each.exit_code(0)
+    from visattn.evaluation.evaluation_page import evaluation_page
+
     rows = evaluator.evaluation.rows()
-    whole = {
+    whole: dict[str, Any] = {
         "model": evaluator.provenance.model,
         "weights": evaluator.provenance.weights,
         "rows": without_nan(rows),
@@ -114,6 +116,7 @@ def evaluate_command(
     written = [
         write_whole(output / _TABLE, to_csv(rows).encode()),
         write_whole(output / _WHOLE, to_json(whole).encode()),
+        write_whole(output / _PAGE, evaluation_page(evaluator.evaluation, whole["model"], whole["weights"]).encode()),
     ]
     for text in dict.fromkeys(f"{one.map} is left out: {one.left_out}" for one in evaluator.numbers if one.left_out):
         note(quiet, text)

@@ -41,7 +41,8 @@ def curve_panel(
         f'<text class="quiet" x="{_LEFT - 4}" y="{_TOP + 8}" text-anchor="end">{high:.2g}</text>',
         f'<text class="quiet" x="{_LEFT - 4}" y="{_TOP + down}" text-anchor="end">{low:.2g}</text>',
         f'<text class="quiet" x="{_LEFT}" y="{_HEIGHT - 10}">0</text>',
-        f'<text class="quiet" x="{_LEFT + across}" y="{_HEIGHT - 10}" text-anchor="end">share {fractions[-1]:g}</text>',
+        f'<text class="quiet" x="{_LEFT + across}" y="{_HEIGHT - 10}" text-anchor="end">{fractions[-1]:g}</text>',
+        f'<text class="quiet" x="{_LEFT + across / 2}" y="{_HEIGHT - 10}" text-anchor="middle">share of the pixels</text>',
         line(nulls, "null", ' stroke-dasharray="4 3"') if nulls else "",
         line(scores, "mark", ""),
     ]
