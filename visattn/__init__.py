@@ -131,6 +131,7 @@ _PACKAGES = {name: f"core.{name}" for name in _CORE} | {
     name: name for name in ("captioning", "data", "embedding", "errors", "evaluation", "models", "nn", "studies", "training")
 }
 
+offer("check", "map", "visattn.evaluation.checking:check")
 offer("image source", "scene", "visattn.data.scenes.by_number:scene_image")
 offer("study", ".attn", "visattn.studies:load_study")
 offer("networks", "visattn", "visattn.models.building")

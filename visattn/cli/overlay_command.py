@@ -45,7 +45,7 @@ _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, c
 
 _TARGET = ("target", "versus", "target_space", "labels", "prompt", "task")
 _OF_MODEL = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "inputs", "image")
-_OF_MODELS = (*_OF_MODEL, "method", "compare", "legend", "caption", *_TARGET)
+_OF_MODELS = (*_OF_MODEL, "method", "compare", "check", "legend", "caption", *_TARGET)
 
 
 @click.command("overlay", cls=LateCommand, late=method_options, before="mass", spare=True)
@@ -60,6 +60,9 @@ _OF_MODELS = (*_OF_MODEL, "method", "compare", "legend", "caption", *_TARGET)
     "--save-map",
     type=click.Path(path_type=Path),
     help=f"Also save the raw map to this file: .{', .'.join(get_args(MapFormat))}.",
+)
+@click.option(
+    "--check", type=click.FloatRange(0), metavar="SECONDS", help="Test how far each map can be trusted, and note it; 20 is usual."
 )
 @output_options
 def overlay_command(
@@ -120,7 +123,7 @@ def _draw_study(
     """Draw each view of a study: the map that has the name of the method, or one that the recording gives."""
     if len(images) > 1 or any(options[name] for name in ("map_file", "save_map", "compare")):
         raise OptionError("a study is drawn alone. Pass one .attn file, without other images, --map, --save-map and --compare.")
-    refuse_beside("a study", ("inputs", "image"))
+    refuse_beside("a study", ("inputs", "image", "check"))
     from visattn.core.drawing.pictures import to_png
 
     name, views = options["method"], views_of(images[0])
@@ -195,7 +198,8 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     each_layer = "patch" in needs and question.parameters.get("layer", "all") == "all"
     if every or each_layer:
         refuse_beside(
-            "--layer all" if every else "a page of all layers", ("mass", "box", "legend", "caption", "transparent", "save_map")
+            "--layer all" if every else "a page of all layers",
+            ("mass", "box", "legend", "caption", "transparent", "save_map", "check"),
         )
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     if options["compare"]:
@@ -210,6 +214,8 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
             page = stage_page(by_stages(model, prepared, question, seed=options["seed"]), **style_of(options))
             return to_png(page), page.provenance, bytes
         (found,) = explained(model, [prepared], question, seed=options["seed"])
+        if options["check"] is not None:
+            found = found.checked(seconds=options["check"])
         if each_layer:
             said = [*found.provenance.notes, *(f"warning: {text}" for text in found.provenance.warnings)]
             page = found.contact_sheet(columns="layer", notes=said, **style_of(options))
@@ -232,7 +238,7 @@ def _drawing_two(model: nn.Module, options: dict[str, Any], question: Question) 
     from visattn.core.pipeline.inputs import prepare
     from visattn.core.pipeline.running import explained
 
-    refuse_beside("--compare", ("mass", "box", "legend", "caption", "transparent", "save_map", "inputs", "image"))
+    refuse_beside("--compare", ("mass", "box", "legend", "caption", "transparent", "save_map", "inputs", "image", "check"))
     if question.parameters.get("layer") == "all":
         raise OptionError("--compare draws one map of each model. Name a layer, or leave --layer out.")
     names = [options["model"], options["compare"]]

@@ -5,35 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from PIL import Image
-    from torch import nn
 
-__all__ = ["Networks", "offer", "offered", "offers"]
+    from visattn.core.offer_types import Networks
 
-Kind = Literal["image source", "networks", "notebook", "study"]
+__all__ = ["offer", "offered", "offers"]
+
+Kind = Literal["check", "image source", "networks", "notebook", "study"]
 
 _OFFERS: dict[Kind, dict[str, str]] = {kind: {} for kind in get_args(Kind)}
-
-
-class Networks(Protocol):
-    """Networks of the package, and attention that can be inserted into any network."""
-
-    REFERENCES: Mapping[str, Callable[..., nn.Module]]
-
-    @staticmethod
-    def has_slot(model: str, attention: str, init: str) -> bool:
-        """Check whether a network of `REFERENCES` builds this attention itself."""
-
-    @staticmethod
-    def insert(model: nn.Module, attention: str, init: str, shape: tuple[int, int, int]) -> None:
-        """Insert attention into a network for images of `shape`: channels, height and width."""
 
 
 def offer(kind: Kind, name: str, path: str) -> None:
@@ -47,13 +32,13 @@ def offers(kind: Kind) -> tuple[str, ...]:
 
 
 @overload
+def offered(kind: Literal["check", "study"], name: str) -> Callable[..., Any]: ...
+@overload
 def offered(kind: Literal["image source"], name: str) -> Callable[[str], Image.Image]: ...
 @overload
 def offered(kind: Literal["networks"], name: str) -> Networks: ...
 @overload
 def offered(kind: Literal["notebook"], name: str) -> Callable[[Any], bytes | None]: ...
-@overload
-def offered(kind: Literal["study"], name: str) -> Callable[[Path], Any]: ...
 
 
 def offered(kind: Kind, name: str) -> Any:

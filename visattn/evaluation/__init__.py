@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from visattn.evaluation.causes.bench import find_causes as find_causes
     from visattn.evaluation.causes.findings import Causes as Causes, Findings as Findings
+    from visattn.evaluation.checking import Check as Check, check as check
     from visattn.evaluation.curves import (
         Curve as Curve,
         deletion as deletion,
@@ -93,6 +94,7 @@ else:
             ".baselines": ["center_prior", "edge_map", "flipped_copies", "shifted_copies", "smooth_random"],
             ".causes.bench": ["find_causes"],
             ".causes.findings": ["Causes", "Findings"],
+            ".checking": ["Check", "check"],
             ".curves": ["Curve", "deletion", "insertion", "perturbation"],
             ".statistics_of_gates": ["GateStatistics", "gate_statistics"],
             ".evaluating": ["Evaluator", "evaluate"],

@@ -161,6 +161,19 @@ class RandomSets:
         found = [_pearson(one, losses) for one, losses in zip(sums, self.losses, strict=True)]
         return SensitivityN(self.chosen[:, 0].mean(-1), np.array(found))
 
+    def resampled(self, values: Array, resamples: int, seed: int) -> Array:
+        """Return the mean correlation of several maps, `(units, maps)`, then those of resampled sets: `(1 + resamples, maps)`."""
+        sums, random, count = self.chosen @ values, np.random.default_rng(seed), self.chosen.shape[1]
+        drawn = [np.arange(count), *random.integers(count, size=(resamples, count))]
+        found = np.empty((len(drawn), values.shape[1]))
+        for number, sets in enumerate(drawn):
+            own, losses = sums[:, sets], self.losses[:, sets, None]
+            own, losses = own - own.mean(1, keepdims=True), losses - losses.mean(1, keepdims=True)
+            lengths = np.sqrt((own**2).sum(1) * (losses**2).sum(1))
+            with np.errstate(invalid="ignore"):
+                found[number] = ((own * losses).sum(1) / lengths).mean(0)
+        return found
+
 
 def random_sets(
     score: Score,

@@ -59,6 +59,7 @@ def study(
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
+    check: float | None = None,
     **options: Any,  # noqa: ANN401 - fields of `Target` and `Preprocessing`
 ) -> Study:
     """Look at images with a model, and keep everything: recordings, maps, classes, and where all of it lies on the photos.
@@ -78,6 +79,8 @@ def study(
         weights: See `load_model`; only if `model` is a name.
         seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
+        check: Seconds for tests of how far each map can be trusted, see `visattn.evaluation.check`; their numbers stand in the notes of the
+            view and of the map. None: no tests.
         options: Other options of the target, see `Target`, and of the preprocessing, see `Preprocessing`.
 
     Returns:
@@ -98,7 +101,7 @@ def study(
     with progress("photos", "photo") as bar:
         for photo, of in zip(photos, targets, strict=True):
             prepared = prepare_with([photo], model, how) if inputs is None else prepare_inputs(inputs, photo, model, how)
-            view = view_of(model, prepared.with_notes(*notes), asked[id(of)], of, seed)
+            view = view_of(model, prepared.with_notes(*notes), asked[id(of)], of, seed, check)
             views.append(replace(view, name=name, texts=texts_of(model, inputs or {}, view.recording)))
             bar.update()
     return Study(tuple(views))
@@ -136,7 +139,9 @@ def _question(method: str, parameters: Mapping[str, Any], target: Target) -> Que
 
 
 @in_own_modes
-def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int) -> View:
+def view_of(
+    model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int, check: float | None = None
+) -> View:
     """Run the model on one photo, and compute its maps."""
     passes = SharedPasses()
     passed = _recorded(model, prepared, passes)
@@ -159,7 +164,13 @@ def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: T
         )
     maps: dict[str, AttentionMap] = {}
     for name, question in questions.items():
-        if from_recording(question):
+        if check is not None:
+            tested = explained(model, [prepared], question, seed=seed)[0].checked(seconds=check)
+            lines = [text for text in tested.provenance.notes if text.startswith("check: ")]
+            notes = tuple(f"{name}, {text}" for text in lines)
+            recording = replace(recording, provenance=recording.provenance.but(notes=notes))
+            maps[name] = tested.map
+        elif from_recording(question):
             maps[name] = answer(recording, prepared, question).map
         else:
             maps[name] = explained(model, [prepared], question, seed=seed, passes=passes)[0].map

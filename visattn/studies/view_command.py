@@ -48,6 +48,7 @@ MAX_MB = 60.0  # repeated from `visattn.viewer.page`, which imports torch
     "--layers", default="*", show_default=True, help="Glob of the layers whose attention is in the page, such as 'blocks.1*'."
 )
 @click.option("--heads", help="Numbers of the heads that are in the page, such as 0,3-5.  [default: all]")
+@click.option("--check", type=click.FloatRange(0), metavar="SECONDS", help="Test how far each map can be trusted; 20 is usual.")
 @photo_options
 @output_options
 def view_command(
@@ -106,8 +107,8 @@ def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:
     from visattn.studies import Study, load_study
 
     if any(map(is_study, images)):
-        if not all(map(is_study, images)) or options["methods"] or options["compare"]:
-            raise OptionError("studies are shown as they are. Pass .attn files alone, without --methods and --compare.")
+        if not all(map(is_study, images)) or options["methods"] or options["compare"] or options["check"] is not None:
+            raise OptionError("studies are shown as they are. Pass .attn files alone, without --methods, --compare and --check.")
         check_settled()
         return Study(tuple(view for image in images for view in load_study(image)))
     from visattn import studies
@@ -118,6 +119,6 @@ def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:
     methods = None if options["methods"] is None else [name.strip() for name in options["methods"].split(",") if name.strip()]
     told: dict[str, Any] = {name: options[name] for name in ("target", "versus", "target_space", "prompt", "task")}
     told["labels"] = None if options["labels"] is None else read_labels(options["labels"])
-    common = {"methods": methods, "seed": options["seed"], "device": options["device"], **told, **preparing(options)}
+    common = {name: options[name] for name in ("seed", "device", "check")} | {"methods": methods, **told, **preparing(options)}
     made = studies.study(options["model"], photos, weights=options["weights"], **common)
     return made + studies.study(options["compare"], photos, **common) if options["compare"] else made

@@ -21,6 +21,7 @@ from visattn._support.types import Interpolation
 from visattn.core.drawing.style_options import StyleOptions
 from visattn.core.geometry import Geometry
 from visattn.core.maps import AttentionMap
+from visattn.core.offers import offered
 from visattn.core.pipeline.outputs import noun_of
 from visattn.core.provenance import Provenance
 from visattn.errors import OptionError
@@ -282,6 +283,19 @@ class Explanation:
             display.display(picture)
         else:
             picture.show()
+
+    def check(self, **options: Any) -> Any:  # noqa: ANN401 - a `Check`
+        """Test how far this map can be trusted, with the model that made it; see `visattn.evaluation.check`."""
+        return offered("check", "map")(self, **options)
+
+    def checked(self, **options: Any) -> Explanation:  # noqa: ANN401
+        """Return the explanation with the numbers of `check` among the notes of its provenance."""
+        notes = tuple(f"check: {line}" for line in self.check(**options).lines())
+        return replace(self, map=replace(self.map, provenance=self.provenance.but(notes=notes)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy keeps: all but the model that made the map."""
+        return {name: value for name, value in vars(self).items() if name != "made_by"}
 
     def numpy(self) -> NDArray[Any]:
         """Return the raw values of the map, `(*axes, rows, columns)`."""

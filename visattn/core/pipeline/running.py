@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,20 +25,17 @@ from visattn.errors import ResourceError
 
 if TYPE_CHECKING:
     from visattn.core.pipeline import again, together
+
+    class _Sized(Protocol):
+        @property
+        def pixels(self) -> Tensor: ...
 else:
     again, together = Later(f"{__package__}.again"), Later(f"{__package__}.together")
 
 __all__ = ["explained", "looked"]
 
 T = TypeVar("T")
-
-
-class _Sized(Protocol):
-    @property
-    def pixels(self) -> Tensor: ...
-
-
-P = TypeVar("P", bound=_Sized)
+P = TypeVar("P", bound="_Sized")
 
 
 @in_own_modes
@@ -66,7 +64,10 @@ def explained(
         return explanations or [alone(model, one, question, passes) for one in some]
 
     posed = [replace(photo, seed=seed) for photo in prepared]
-    return by_size(run, posed, each=bool(question.runs_alone or question.target.steps))
+    explanations = by_size(run, posed, each=bool(question.runs_alone or question.target.steps))
+    for explanation, photo in zip(explanations, posed, strict=True):
+        vars(explanation)["made_by"] = weakref.ref(model), photo, question  # for `check`
+    return explanations
 
 
 @in_own_modes
