@@ -19,6 +19,7 @@ _SCORES = "from visattn.captioning.metrics import caption_scores; print(caption_
 _TRAIN = (
     "train classify --data scenes --epochs 0.01 --train-count 32 --test-count 8 --batch-size 8 --workers 0 --tensorboard -o run"
 )
+_SEGMENTED = "import visattn.data; visattn.data.load_segmented('none.mat')"
 _YOLO = (
     "from ultralytics import YOLO; import visattn; "
     "visattn.explain(YOLO('yolo11n-cls.yaml').model, 'photo:coffee', method='gradcam').save('yolo.png')"
@@ -38,10 +39,14 @@ COMMANDS = {
     "embed": "embed scene:7 scene:8 --model scenes_vit --layout tsne -o space.html",
     "umap": "embed scene:7 scene:8 --model scenes_vit --layout umap -o space.html",
     "video": "video photo:coffee --walk 2 --model scenes_vit --method attention -o walk.mp4",
+    "segmentation": _SEGMENTED,
     "ray": "batch scene:7 --model scenes_vit --engine ray -o maps",
     "ultralytics": _YOLO,
 }
-WORKS = {"hf": "hf:nothing/here: "}  # what a command says that reached the library; the sentence of the extra does not have it
+WORKS = {
+    "hf": "hf:nothing/here: ",
+    "segmentation": "none.mat: ",
+}  # what a command says that reached the library; the sentence of the extra does not have it
 IMPORTED = {"ultralytics": "No module named 'ultralytics'"}  # its users import it themselves, so visattn has nothing to say
 
 

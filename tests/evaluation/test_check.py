@@ -220,7 +220,7 @@ def test_words_and_json_hold_the_numbers(model: nn.Module) -> None:
     assert found.rank is not None
     assert f"rank {found.rank[0]:.0f} ({found.rank[1]:.0f} to {found.rank[2]:.0f}) of 56" in told
     assert f"{found.agreement:.2f}" in told
-    assert values["robustness"]["shift"] == pytest.approx(found.robustness.shift.tolist())  # type: ignore[union-attr]
+    assert values["robustness"]["shift"] == pytest.approx(found.robustness.shift.tolist())
     assert "perturbation: left out, no" in "\n".join(Check(left_out={"perturbation": "no"}).lines())
 
 
@@ -229,7 +229,7 @@ def test_the_shell_notes_the_check_in_the_picture(run: Run, tmp_path: Path) -> N
     assert code == 0
     assert "check: perturbation: rank" in told
     with Image.open(tmp_path / "out.png") as picture:
-        stored = json.loads(picture.text["visattn"])
+        stored = json.loads(picture.info["visattn"])
     assert any(note.startswith("check: perturbation: rank") for note in stored["notes"])
     code, _, told = run("view", SCENE, "--model", "scenes_vit", "--methods", "relevance", "--check", "0", "-o", "out.html")
     assert code == 0

@@ -20,6 +20,7 @@ EXTRAS = {  # extra: a module that it brings
     "embed": "sklearn",
     "umap": "umap",
     "video": "av",
+    "segmentation": "h5py",
     "ray": "ray",
 }
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # only a source checkout has it beside the package

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from visattn.data.captions import CaptionDataset as CaptionDataset, load_captions as load_captions
     from visattn.data.image_dataset import ImageDataset as ImageDataset
     from visattn.data.labeled import ArrayDataset as ArrayDataset, LabeledDataset as LabeledDataset, load_labeled as load_labeled
+    from visattn.data.segmented import (
+        SegmentedPhoto as SegmentedPhoto,
+        SegmentedPhotos as SegmentedPhotos,
+        load_segmented as load_segmented,
+    )
 else:
     __getattr__, __dir__, __all__ = face(
         __name__,
@@ -21,6 +26,7 @@ else:
             "visattn.core.shipped": ["PHOTOS", "photo_path"],
             ".": ["scenes"],
             ".captions": ["CaptionDataset", "load_captions"],
+            ".segmented": ["SegmentedPhoto", "SegmentedPhotos", "load_segmented"],
             ".labeled": ["ArrayDataset", "LabeledDataset", "load_labeled"],
             ".image_dataset": ["ImageDataset"],
         },

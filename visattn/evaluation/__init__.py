@@ -68,6 +68,11 @@ if TYPE_CHECKING:
     )
     from visattn.evaluation.rank_statistics import MeanRanks as MeanRanks, mean_ranks as mean_ranks
     from visattn.evaluation.robustness_of_maps import Robustness as Robustness, robustness as robustness
+    from visattn.evaluation.segmentation import (
+        Segmentation as Segmentation,
+        SegmentationScores as SegmentationScores,
+        best_head_jaccard as best_head_jaccard,
+    )
     from visattn.evaluation.specialization import (
         NULL_DRAWS as NULL_DRAWS,
         HeadScores as HeadScores,
@@ -115,6 +120,7 @@ else:
             ".randomization": ["Cascade", "cascading_randomization", "flip_equivariance"],
             ".rank_statistics": ["MeanRanks", "mean_ranks"],
             ".robustness_of_maps": ["Robustness", "robustness"],
+            ".segmentation": ["Segmentation", "SegmentationScores", "best_head_jaccard"],
             ".specialization": ["NULL_DRAWS", "HeadScores", "PropertyScores", "find_heads", "over_patches", "score_heads"],
             ".survey": ["LayerNumbers", "PhotoNumbers", "Survey", "photo_numbers"],
             ".survey_output": ["survey_files"],
