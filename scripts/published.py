@@ -1,7 +1,7 @@
 """Published numbers of attention maps beside ours, where the data are on this machine.
 
 `published.py segmentation gtsegs_ijcv.mat` (ImageNet-Segmentation), `published.py jaccard VOC2012`, `published.py perturbation
-IMAGENET/val` (folders of classes). `--limit N` takes the first photos, `--model` another model, `--methods` others. The published numbers are
+IMAGENET/val` (folders of classes). `--limit N` takes the first photos, `--model` another model, `--methods` others. Published numbers are
 those of Chefer et al., CVPR 2021, tables 1 and 2 (ViT-B/16), and Caron et al., ICCV 2021, figure 4 (ViT-S/16). Weights come from the
 hub, and are not always the papers' own.
 """

@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from visattn.evaluation.nulls import NULLS as NULLS, nulls_of as nulls_of
     from visattn.evaluation.patches import Patches as Patches, patches_by_layout as patches_by_layout
     from visattn.evaluation.patching_heads import PatchedHeads as PatchedHeads, patched_heads as patched_heads
+    from visattn.evaluation.permutation import (
+        AttentionPermutation as AttentionPermutation,
+        attention_permutation as attention_permutation,
+    )
     from visattn.evaluation.randomization import (
         Cascade as Cascade,
         cascading_randomization as cascading_randomization,
@@ -117,6 +121,7 @@ else:
             ".localization": ["auroc", "average_precision", "energy_inside", "lift", "pointing_game"],
             ".patching_heads": ["PatchedHeads", "patched_heads"],
             ".patches": ["Patches", "patches_by_layout"],
+            ".permutation": ["AttentionPermutation", "attention_permutation"],
             ".randomization": ["Cascade", "cascading_randomization", "flip_equivariance"],
             ".rank_statistics": ["MeanRanks", "mean_ranks"],
             ".robustness_of_maps": ["Robustness", "robustness"],
