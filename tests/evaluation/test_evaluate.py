@@ -20,6 +20,8 @@ import visattn
 from visattn.data.scenes import Scenes
 from visattn.errors import OptionError, OutputError
 from visattn.evaluation import METRICS, NULLS, Evaluation, auroc, deletion, evaluate, evaluating, insertion, nulls_of, saco
+from visattn.evaluation.evaluation_journal import EvaluationJournal
+from visattn.evaluation.evaluation_page import evaluation_page
 
 SCENES = ["scene:7", "scene:3"]
 METHODS = ["relevance", "gradcam"]
@@ -191,6 +193,31 @@ def test_a_file_that_is_no_journal_is_left_alone(content: str, model: nn.Module,
     with pytest.raises(OutputError, match=r"notes\.txt"):
         run(model, journal=path)
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_journal_is_refused_or_complete(seed: int, model: nn.Module, tmp_path: Path) -> None:
+    """Bytes of a journal are changed at random: it is refused in one line, or its numbers have tables and a page."""
+    path = tmp_path / "journal.jsonl"
+    run(model, journal=path, metrics=["deletion", "saco"])
+    content, settings = path.read_bytes(), json.loads(path.read_bytes().splitlines()[0])["settings"]
+    random, refused = np.random.default_rng(seed), list[str]()
+    for _ in range(150):
+        damaged = bytearray(content)
+        for place in random.integers(len(content), size=random.integers(1, 4)).tolist():
+            new = [b"", b"NaN", b"1e999", b"[]", b"null", b'"x"', b"\xff", b"\n", b"-"][random.integers(9)]
+            damaged[place : place + int(random.integers(0, 40))] = new
+        path.write_bytes(bytes(damaged))
+        try:
+            found = EvaluationJournal(path, settings)
+        except OutputError as error:
+            refused.append(str(error))
+            continue
+        numbers = Evaluation(list(found.numbers), settings["metrics"])
+        if numbers.numbers:
+            assert evaluation_page(numbers, "model", "none")
+    assert len(refused) > 50
+    assert not any("\n" in text for text in refused)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from visattn._support.checks import printable
+from visattn.errors import OutputError
 from visattn.evaluation.journal_file import JournalFile
 from visattn.evaluation.map_numbers import Curves, MapNumbers
 
@@ -40,7 +42,16 @@ class EvaluationJournal:
             OutputError: See `JournalFile`.
         """
         self._file = JournalFile(path, "evaluation", settings, _Line)
+        lengths = dict[str, int]()  # of the curves of each metric
+        for number, line in enumerate(self._file.lines, 2):
+            if not _is_whole(line, set(settings["metrics"]), lengths):
+                raise OutputError(f"{printable(str(path))}: line {number} is not whole; pass another file")
         self._known = {(line.place, line.source, line.map): _numbers(line) for line in self._file.lines}
+
+    @property
+    def numbers(self) -> list[MapNumbers]:
+        """All numbers of the earlier run."""
+        return list(self._known.values())
 
     def known(self, place: int, source: str, name: str) -> MapNumbers | None:
         """Return the numbers of a map of a photo, if they are known; `source` is a digest of photo, mask and map."""
@@ -54,6 +65,17 @@ class EvaluationJournal:
         """
         self._file.add(_Line(source, **vars(numbers)))
         return numbers
+
+
+def _is_whole(line: _Line, metrics: set[str], lengths: dict[str, int]) -> bool:
+    """Check that a line holds all metrics, and curves as long as those of other lines, whose lengths are noted."""
+    if not line.left_out and not line.own.keys() == line.nulls.keys() == metrics:
+        return False
+    for name, curve in line.curves.items():
+        length = lengths.setdefault(name, len(curve.scores))
+        if {len(curve.scores), len(curve.fractions), len(curve.nulls) or length} != {length}:
+            return False
+    return line.curves.keys() <= metrics
 
 
 def _numbers(line: _Line) -> MapNumbers:

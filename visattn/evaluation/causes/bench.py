@@ -22,7 +22,7 @@ from visattn.core.methods import METHODS, name_of
 from visattn.core.pipeline.explaining import explain
 from visattn.core.pipeline.inputs import prepare
 from visattn.errors import OptionError
-from visattn.evaluation.causes.findings import Causes, Findings, scene_numbers
+from visattn.evaluation.causes.findings import CONTROLS, Causes, Findings, scene_numbers
 from visattn.evaluation.causes.networks import PATCH, SEED, Case, CauseNetwork, another, cause_networks
 from visattn.evaluation.given import MapLike, on_input
 from visattn.evaluation.journal_file import JournalFile
@@ -120,6 +120,17 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     grid: tuple[int, ...]
     numbers: dict[str, list[float]]
     left_out: str
+
+    def __post_init__(self) -> None:
+        """Check that a line of a file is whole.
+
+        Raises:
+            ValueError: If numbers are missing.
+        """
+        names, lengths = set(self.numbers), {len(values) for values in self.numbers.values()}
+        is_whole = {"auroc", "touches"} <= names <= {"auroc", "touches", *CONTROLS} and len(lengths) == 1 and min(lengths) > 1
+        if not self.left_out and not (is_whole and len(self.grid) == 2):
+            raise ValueError("numbers of scenes are missing")
 
 
 # A map of a case by a network; with `other`, that where the cause has no effect, which may be missing.
