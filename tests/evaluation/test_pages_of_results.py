@@ -96,7 +96,7 @@ def test_ranks_stand_in_their_place() -> None:
     words = re.findall(r">([a-z]+ \d\.\d\d)<", svg)
     assert words == ["best 1.00", "second 2.00", "third 3.00", "last 4.00"]
     assert f"critical difference {ranks.critical:.2f}" in svg
-    bars = re.findall(r'd="M([\d.]+),\d+H([\d.]+)" stroke="var\(--mark\)"', svg)
+    bars = re.findall(r'd="M([\d.]+),\d+H([\d.]+)" class="bar"', svg)
     assert len(bars) == len(ranks.alike())
 
 

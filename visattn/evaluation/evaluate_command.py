@@ -14,6 +14,7 @@ from visattn._support.types import LARGEST_BATCH
 from visattn._support.whole_files import write_whole
 from visattn.core.command_line.each import Each
 from visattn.core.command_line.late import Command
+from visattn.core.command_line.run_folders import prepared_folder
 from visattn.core.command_line.shared_options import (
     model_options,
     photo_options,
@@ -24,7 +25,6 @@ from visattn.core.command_line.shared_options import (
 )
 from visattn.core.command_line.talk import note
 from visattn.errors import OptionError, OutputError, UnsupportedModel
-from visattn.evaluation.run_folder import prepared_folder
 
 if TYPE_CHECKING:
     from visattn.evaluation import Evaluator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -46,17 +45,17 @@ class JournalFile(Generic[Line]):
         self._path, self._of, self.lines = path, of, list[Line]()
         if path is None:
             return
-        settings = dict(json.loads(json.dumps(settings)))
+        known = decoded(msgspec.json.encode(dict(settings)), dict[str, Any], "settings")  # as they are read from a file
         try:
             content = path.read_bytes() if path.exists() else b""
             whole = content[: content.rfind(b"\n") + 1]  # the last line may be torn
             if whole:
-                self._read(path, whole.splitlines(), settings, kind)
+                self._read(path, whole.splitlines(), known, kind)
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(msgspec.json.encode(_Head(of, dict(settings))) + b"\n")
+                path.write_bytes(msgspec.json.encode(_Head(of, known)) + b"\n")
         except OSError as error:
             refused = refusal(error, path)
             raise refused from error

@@ -13,10 +13,10 @@ from visattn._support.own_code import function_of, is_function, running
 from visattn._support.tables import to_csv, to_json, to_text
 from visattn._support.whole_files import write_whole
 from visattn.core.command_line.late import Command
+from visattn.core.command_line.run_folders import prepared_folder
 from visattn.core.command_line.shared_options import talk_options
 from visattn.core.command_line.talk import note
 from visattn.errors import MapError, OptionError
-from visattn.evaluation.run_folder import prepared_folder
 
 if TYPE_CHECKING:
     from visattn.evaluation.causes.bench import Function, Method

@@ -28,23 +28,23 @@ def curve_panel(
     low, high = limits
     across, down = _WIDTH - _LEFT - 8, _HEIGHT - _TOP - _BOTTOM
 
-    def line(values: Sequence[float], color: str, dashes: str) -> str:
+    def line(values: Sequence[float], kind: str) -> str:
         points = " ".join(
             f"{_LEFT + across * fraction:.1f},{_TOP + down * (high - value) / (high - low or 1):.1f}"
             for fraction, value in zip(fractions, values, strict=True)
         )
-        return f'<polyline points="{points}" fill="none" stroke="var(--{color})" stroke-width="1.8"{dashes}/>'
+        return f'<polyline points="{points}" class="curve {kind}"/>'
 
     parts = [
         f'<text x="{_LEFT}" y="14">{escape(name)}</text>',
-        f'<path d="M{_LEFT},{_TOP}v{down}h{across}" fill="none" stroke="var(--line)"/>',
+        f'<path d="M{_LEFT},{_TOP}v{down}h{across}" class="axis"/>',
         f'<text class="quiet" x="{_LEFT - 4}" y="{_TOP + 8}" text-anchor="end">{high:.2g}</text>',
         f'<text class="quiet" x="{_LEFT - 4}" y="{_TOP + down}" text-anchor="end">{low:.2g}</text>',
         f'<text class="quiet" x="{_LEFT}" y="{_HEIGHT - 10}">0</text>',
         f'<text class="quiet" x="{_LEFT + across}" y="{_HEIGHT - 10}" text-anchor="end">{fractions[-1]:g}</text>',
         f'<text class="quiet" x="{_LEFT + across / 2}" y="{_HEIGHT - 10}" text-anchor="middle">share of the pixels</text>',
-        line(nulls, "null", ' stroke-dasharray="4 3"') if nulls else "",
-        line(scores, "mark", ""),
+        line(nulls, "null") if nulls else "",
+        line(scores, "mark"),
     ]
     return _svg(_WIDTH, _HEIGHT, f"{name}: score by the share of changed parts", parts)
 
@@ -60,24 +60,22 @@ def ranks_figure(ranks: MeanRanks) -> str:
     def at(rank: float) -> float:
         return left + (right - left) * (rank - 1) / max(count - 1, 1)
 
-    parts = [f'<path d="M{left},40H{right}" stroke="var(--text)"/>']
+    parts = [f'<path d="M{left},40H{right}" class="scale"/>']
     for rank in range(1, count + 1):
-        parts.append(f'<path d="M{at(rank):.1f},40v-5" stroke="var(--text)"/>')
+        parts.append(f'<path d="M{at(rank):.1f},40v-5" class="scale"/>')
         if count <= 12 or rank in (1, count) or rank % 5 == 0:
             parts.append(f'<text class="quiet" x="{at(rank):.1f}" y="30" text-anchor="middle">{rank}</text>')
     width = at(1 + min(ranks.critical, count - 1)) - left
-    parts.append(f'<path d="M{left},12h{width:.1f}m0,-3v6M{left},9v6" stroke="var(--mark)" fill="none"/>')
+    parts.append(f'<path d="M{left},12h{width:.1f}m0,-3v6M{left},9v6" class="mark"/>')
     parts.append(f'<text class="quiet" x="{left + width + 6:.1f}" y="16">critical difference {ranks.critical:.2f}</text>')
     for row, group in enumerate(groups):
         places = [at(float(ranks.ranks[ranks.maps.index(name)])) for name in (group[0], group[-1])]
-        parts.append(
-            f'<path d="M{places[0] - 3:.1f},{48 + 9 * row}H{places[1] + 3:.1f}" stroke="var(--mark)" stroke-width="3" opacity=".55"/>'
-        )
+        parts.append(f'<path d="M{places[0] - 3:.1f},{48 + 9 * row}H{places[1] + 3:.1f}" class="bar"/>')
     for place, (name, rank) in enumerate(zip(ranks.maps, np.asarray(ranks.ranks).tolist(), strict=True)):
         is_left = place < half
         y = top + 16 * (place if is_left else count - 1 - place) + 8
         end, anchor, x = (left - 8, "end", left - 12) if is_left else (right + 8, "start", right + 12)
-        parts.append(f'<path d="M{at(rank):.1f},40V{y}H{end}" fill="none" stroke="var(--null)"/>')
+        parts.append(f'<path d="M{at(rank):.1f},40V{y}H{end}" class="null"/>')
         parts.append(f'<text x="{x}" y="{y + 4}" text-anchor="{anchor}">{escape(name[:22])} {rank:.2f}</text>')
     return _svg(right + _ROOM, height, f"mean ranks by {ranks.metric}, with the critical difference", parts)
 

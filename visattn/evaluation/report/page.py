@@ -10,20 +10,20 @@ from typing import Any
 from visattn._support.tables import Row
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c1e21; --quiet: #5d636b; --line: #d9dce1; --ground: #fff; --mark: #1f6fb2; --null: #9aa1ab }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6e8eb; --quiet: #a3a9b2; --line: #3a3f47; --ground: #16181c; --mark: #6cb2f0; --null: #767d88 }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground); max-width: 76rem; margin: 2rem auto;
-  padding: 0 1rem }
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; color: light-dark(#1c1e21, #e6e8eb); background: light-dark(#fff, #16181c);
+  max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem } p { max-width: 46rem }
-.quiet { color: var(--quiet); font-size: 13px }
+.quiet { color: light-dark(#5d636b, #a3a9b2); font-size: 13px }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
-th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); white-space: nowrap }
+th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid light-dark(#d9dce1, #3a3f47); white-space: nowrap }
 th { font-weight: 600; vertical-align: bottom } td.number, th.number { text-align: right }
 details { margin: .7rem 0 } summary { cursor: pointer }
 .panels { display: flex; flex-wrap: wrap; gap: .7rem } figure { margin: 0 } svg { display: block; max-width: 100%; height: auto }
-svg text { fill: var(--text); font: 11px system-ui, sans-serif } svg .quiet { fill: var(--quiet) }
+.axis, .scale, .mark, .null, .bar { fill: none } .axis { stroke: light-dark(#d9dce1, #3a3f47) } .scale { stroke: currentColor }
+.mark, .bar { stroke: light-dark(#1f6fb2, #6cb2f0) } .bar { stroke-width: 3; opacity: .55 }
+.null { stroke: light-dark(#9aa1ab, #767d88) } .curve { stroke-width: 1.8 } .curve.null { stroke-dasharray: 4 3 }
+svg text { fill: currentColor; font: 11px system-ui, sans-serif }
 """.strip()
 
 

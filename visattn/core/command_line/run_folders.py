@@ -9,6 +9,8 @@ from visattn._support.files import exists, is_folder
 from visattn._support.whole_files import discard
 from visattn.errors import OutputError
 
+__all__ = ["prepared_folder"]
+
 
 def prepared_folder(output: Path, name: str, *, overwrite: bool) -> Path:
     """Check the folder of the results, and return the journal in it.
