@@ -208,6 +208,16 @@ def test_an_explanation_does_not_keep_its_model() -> None:
         explanation.check()
 
 
+def test_a_cnn_without_attention_is_compared_with_another_family() -> None:
+    cnn = visattn.load_model("scenes_cnn")
+    assert visattn.explain(cnn, SCENE, method="gradcam").check(sets=48).other == "eigencam"
+
+
+def test_maps_of_components_are_refused(model: nn.Module) -> None:
+    with pytest.raises(OptionError, match="components"):
+        visattn.explain(model, SCENE, method="pca").check(sets=48)
+
+
 @pytest.mark.parametrize(("change", "text"), [({"nulls": 24}, "nulls"), ({"seconds": -1}, "seconds")])
 def test_wrong_numbers_are_refused(change: dict[str, Any], text: str, model: nn.Module) -> None:
     with pytest.raises(OptionError, match=text):

@@ -26,7 +26,7 @@ from visattn.core.pipeline.inputs import Prepared
 from visattn.core.pipeline.question import ask
 from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Target
-from visattn.errors import OptionError, VisattnError
+from visattn.errors import NoAttentionCaptured, OptionError, VisattnError
 from visattn.evaluation.agreement import RandomSets, random_sets
 from visattn.evaluation.baselines import shifted_copies
 from visattn.evaluation.explaining import Explainer
@@ -137,7 +137,7 @@ def check(explanation: Explanation, *, seconds: float = 20.0, sets: int | None =
         Numbers with intervals.
 
     Raises:
-        OptionError: If the model that made the map is not known or is gone, or a number is out of range.
+        OptionError: If the model that made the map is not known or is gone, the map has components, or a number is out of range.
     """
     between(seconds, 0, float("inf"), "seconds")
     at_least("nulls", nulls, 25)
@@ -195,6 +195,8 @@ class _Asked:
             raise OptionError(
                 "the model that made this map is not known any more. Check what visattn.explain returns, while the model lives."
             )
+        if explanation.panel.axes:
+            raise OptionError("a map of several components cannot be checked. Use another method.")
         explain = Explainer.of_explanation(model, prepared, question, prepared.seed, explanation)
         return cls(explain, explanation.panel, model, prepared, _class_of(question.target, explanation), seed)
 
@@ -231,7 +233,7 @@ def _another_family(asked: _Asked) -> tuple[dict[str, Any], int]:
         target = asked.target if METHODS[name].targeted else Target()
         try:
             found = explained(asked.model, [asked.prepared], ask(name, {}, target), seed=asked.seed)[0].panel
-        except OptionError:
+        except (OptionError, NoAttentionCaptured):
             continue
         grid = [min(sides) for sides in zip(asked.shown.layout.grid, found.layout.grid, strict=True)]
         own, other = _cells(asked.shown, grid), _cells(found, grid)
