@@ -208,6 +208,27 @@ def test_an_explanation_does_not_keep_its_model() -> None:
         explanation.check()
 
 
+def test_a_score_that_does_not_change_has_no_rank(model: nn.Module) -> None:
+    deaf = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in deaf.get_submodule("head").parameters():
+            parameter.zero_()
+        deaf.head.bias.add_(3)  # type: ignore[union-attr, operator]
+    found = visattn.explain(deaf, SCENE, method="attention").check(sets=48)
+    assert (found.rank, found.correlation) == (None, None)
+    assert "does not change" in found.left_out["perturbation"]
+
+
+def test_constant_maps_have_no_rank_and_even_photos_no_edges(model: nn.Module) -> None:
+    explanation = visattn.explain(model, SCENE, method="attention")
+    constant = with_values(explanation, np.ones((8, 8))).check(sets=48)
+    assert constant.rank is None
+    assert "constant" in constant.left_out["perturbation"]
+    even = visattn.explain(model, np.full((64, 64, 3), 90, np.uint8), method="attention")
+    found = with_values(even, np.random.default_rng(0).random((8, 8))).check(sets=48)
+    assert found.nulls in (0, 54) or "perturbation" in found.left_out
+
+
 def test_a_cnn_without_attention_is_compared_with_another_family() -> None:
     cnn = visattn.load_model("scenes_cnn")
     assert visattn.explain(cnn, SCENE, method="gradcam").check(sets=48).other == "eigencam"

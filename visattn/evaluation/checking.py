@@ -43,6 +43,7 @@ MOST_CELLS = 16  # along a side; maps of more cells are pooled
 SHARES = 0.1, 0.3, 0.5  # of the cells that a set holds
 MOST_SETS, AT_ONCE = 1536, 48
 RESAMPLES, COPIES, SAMPLES = 300, 100, 3
+_ROUNDING = 1e-5  # of a score in float32, relative to it
 OTHERS = {  # methods of another family, the first that applies
     "from_attention": ("gradcam", "captum.saliency"),
     "from_features": ("gradcam", "captum.saliency"),
@@ -60,7 +61,7 @@ class Check:
         sets: Random sets of cells that were replaced by the mean color.
         correlation: Correlation of the map's sums over these sets with what the score lost, with the 95 % interval over sets.
         rank: Place of the map among `nulls` maps that know nothing, by that correlation, 1 is the best; with its interval.
-        nulls: Number of these maps: shifted and flipped copies, smooth noise, a center prior and edges.
+        nulls: Number of these maps: shifted and flipped copies, smooth noise, a center prior and edges; constant ones do not count.
         other: Method of another family that the map was compared with.
         agreement: Spearman correlation with its map.
         chance: The 95 % range of the correlation with shifted copies of that map.
@@ -68,7 +69,7 @@ class Check:
         share_of_sinks: Share of the map's sum on them.
         robustness: Correlations with the maps of changed inputs, see `robustness`.
         left_out: Why a test was left out, by its name.
-        passes: Number of inputs that the model ran on.
+        maps: Number of maps that were computed besides.
         seconds: Time that all tests took.
     """
 
@@ -84,7 +85,7 @@ class Check:
     share_of_sinks: float | None = None
     robustness: Robustness | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
-    passes: int = 0
+    maps: int = 0
     seconds: float = 0.0
 
     __repr__ = brief
@@ -109,7 +110,7 @@ class Check:
             parts = vars(self.robustness)
             told.append("the same map under " + ", ".join(f"{name} {_range(values)}" for name, values in parts.items()))
         told += [f"{name}: left out, {reason}" for name, reason in self.left_out.items()]
-        return [*told, f"{self.passes:,} passes of the model in {self.seconds:.1f} s"]
+        return [*told, f"{self.maps} more maps; {self.seconds:.1f} s in all"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as JSON."""
@@ -129,7 +130,7 @@ def check(explanation: Explanation, *, seconds: float = 20.0, sets: int | None =
         explanation: What `visattn.explain` returned, with all its heads and layers.
         seconds: Time for the tests. Random sets are drawn until half of it is over, at least 48 and at most 1,536. A test that would
             take longer than what is left is left out, and says so.
-        sets: Number of random sets instead, so that a result does not depend on the machine.
+        sets: Number of random sets instead, rounded up to a multiple of 48, so that a result does not depend on the machine.
         nulls: Number of shifted copies, and of maps of smooth noise. With 3 flipped copies, a center prior and edges, 25 make 55 nulls.
         seed: Seed of sets, nulls and changes of the input.
 
@@ -150,7 +151,7 @@ def check(explanation: Explanation, *, seconds: float = 20.0, sets: int | None =
     }
     began = time.perf_counter()
     ends = {"perturbation": began + seconds / 2}
-    facts, left_out, passes = dict[str, Any](), dict[str, str](), 0
+    facts, left_out, maps = dict[str, Any](), dict[str, str](), 0
     for name, test in tests.items():
         try:
             found, count = test(ends.get(name, began + seconds))
@@ -158,8 +159,8 @@ def check(explanation: Explanation, *, seconds: float = 20.0, sets: int | None =
             left_out[name] = str(error)
             continue
         facts |= found
-        passes += count
-    return Check(**facts, left_out=left_out, passes=passes, seconds=time.perf_counter() - began)
+        maps += count
+    return Check(**facts, left_out=left_out, maps=maps, seconds=time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
@@ -206,15 +207,22 @@ def _perturbation(asked: _Asked, sets: int | None, nulls: int, end: float) -> tu
     prepared, target = with_target(asked.model, asked.prepared, asked.target)
     pooled = _pooled(asked.shown)
     with scoring(asked.model, prepared, target) as (recording, images):
-        others = [null for several in nulls_of(pooled, images.pixels, count=nulls, seed=asked.seed).values() for null in several]
+        blind = [null for several in nulls_of(pooled, images.pixels, count=nulls, seed=asked.seed).values() for null in several]
         units = units_of(pooled, (images.pixels.shape[-2], images.pixels.shape[-1]), "cells")
         drawn = _random_sets(images, units, sets, end, asked.seed)
-    values = np.stack([units_of(shown, units.index.shape, "cells").values for shown in (pooled, *others)], 1)
+        before = images.score(images.pixels).detach()
+    values = np.stack([units_of(shown, units.index.shape, "cells").values for shown in (pooled, *blind)], 1)
+    if np.ptp(drawn.losses) <= _ROUNDING * max(abs(float(before)), 1e-30):
+        raise OptionError("the score does not change when cells are replaced")
     found = drawn.resampled(values, RESAMPLES, asked.seed)  # (1 + resamples, maps)
-    ranks = 1 + (found[:, 1:] > found[:, :1]).sum(1)
+    if np.isnan(found[:, 0]).any():
+        raise OptionError("the map is constant")
+    known = ~np.isnan(found).any(0)  # the edges of an even photo have no correlation
+    own, others = found[:, :1], found[:, known][:, 1:]
+    ranks = 1 + (others > own).sum(1) + (others == own).sum(1) / 2
     score = ", ".join(text.partition(" = ")[0] for text in recording.provenance.target or ()) or "the score"
-    told = {"score": score, "sets": drawn.losses.size, "nulls": len(others)}
-    return {**told, "correlation": _interval(found[:, 0]), "rank": _interval(ranks)}, drawn.losses.size + 1
+    told = {"score": score, "sets": drawn.losses.size, "nulls": others.shape[1]}
+    return {**told, "correlation": _interval(found[:, 0]), "rank": _interval(ranks)}, 0
 
 
 def _random_sets(images: ScoredImages, units: Units, sets: int | None, end: float, seed: int) -> RandomSets:
