@@ -257,14 +257,18 @@ def test_wrong_input_is_named(tmp_path: Path) -> None:
 
 
 def test_a_method_that_does_not_apply_is_left_out() -> None:
-    found = find_causes(["rollout", "eigencam"], networks=["mark_cnn_0", "mark_vit_0"], scenes=2)
+    found = find_causes(["rollout", "attention", "pca", "eigencam"], networks=["mark_cnn_0", "mark_vit_0"], scenes=2)
     assert [(one.map, one.network, bool(one.left_out)) for one in found.findings] == [
         ("rollout", "mark_cnn_0", True),
+        ("attention", "mark_cnn_0", True),
+        ("pca", "mark_cnn_0", True),
         ("eigencam", "mark_cnn_0", False),
         ("rollout", "mark_vit_0", False),
+        ("attention", "mark_vit_0", False),
+        ("pca", "mark_vit_0", True),
         ("eigencam", "mark_vit_0", False),
     ]
-    assert len(found.rows()) == 3
+    assert len(found.rows()) == 4
 
 
 def test_numbers_can_be_json(tmp_path: Path) -> None:

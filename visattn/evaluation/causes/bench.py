@@ -21,7 +21,7 @@ from visattn.core.maps import AttentionMap
 from visattn.core.methods import METHODS, name_of
 from visattn.core.pipeline.explaining import explain
 from visattn.core.pipeline.inputs import prepare
-from visattn.errors import OptionError
+from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.evaluation.causes.findings import CONTROLS, Causes, Findings, scene_numbers
 from visattn.evaluation.causes.networks import PATCH, SEED, Case, CauseNetwork, another, cause_networks
 from visattn.evaluation.given import MapLike, on_input
@@ -150,7 +150,10 @@ def _drawing(method: Method) -> Drawing:
         def by_method(network: CauseNetwork, case: Case, other: CauseNetwork | None) -> AttentionMap:
             model, image = _asked(network, case, other)
             target = case.label if targeted else None
-            return explain(model, image, **{"target": target, **options}).panel
+            panel = explain(model, image, **{"target": target, **options}).panel
+            if panel.axes:
+                raise OptionError(f"its maps have several {panel.axes[0]}s, which are no one map")
+            return panel
 
         return by_method
     if isinstance(method, Path):
@@ -189,12 +192,14 @@ def _measured(
     for case in network.cases(scenes, seed):
         try:
             own, without = shown(network, case, None), shown(network, case, other)
-        except OptionError as error:
+        except (OptionError, NoAttentionCaptured) as error:
             return _Line(name, source, network.name, (), {}, str(error))
         assert own is not None  # noqa: S101 - only the map without effect may be missing
         grid = own.layout.grid
         for number, value in scene_numbers(own, without, case).items():
             numbers.setdefault(number, []).append(value)
+    if len(numbers.get("auroc", ())) < 2:
+        return _Line(name, source, network.name, (), {}, "fewer than two scenes show the cause")
     return _Line(name, source, network.name, grid, numbers, "")
 
 
