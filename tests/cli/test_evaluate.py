@@ -36,12 +36,25 @@ def values(path: Path) -> list[tuple[str, str, float]]:
 
 
 def test_tables_are_those_of_python(run: Run, photos: Path, tmp_path: Path) -> None:
-    options = ("--nulls", "2", "--steps", "3", "--methods", "relevance,gradcam", "--metrics", "saco,deletion")
+    options = (
+        "--nulls",
+        "2",
+        "--steps",
+        "3",
+        "--methods",
+        "relevance,gradcam",
+        "--metrics",
+        "saco,deletion",
+        "--baseline",
+        "image-mean",
+    )
     code, out, _ = run("evaluate", photos, *MODEL, *options, "--json", "-o", "out")
     assert code == 0
     model = visattn.load_model("scenes_vit")
     paths = [photos / "a.png", photos / "b.png"]
-    found = evaluate(model, paths, ["relevance", "gradcam"], metrics=["saco", "deletion"], nulls=2, steps=3)
+    found = evaluate(
+        model, paths, ["relevance", "gradcam"], metrics=["saco", "deletion"], nulls=2, steps=3, baseline="image mean"
+    )
     whole = json.loads(out)
     assert whole["rows"] == [pytest.approx(row) for row in json.loads(json.dumps(found.rows()))]
     table, expected = values(tmp_path / "out" / "evaluation.csv"), found.rows()

@@ -17,9 +17,24 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
+from visattn.core.families import input_spec
 from visattn.data.scenes import Scenes
 from visattn.errors import OptionError, OutputError
-from visattn.evaluation import METRICS, NULLS, Evaluation, auroc, deletion, evaluate, evaluating, insertion, nulls_of, saco
+from visattn.evaluation import (
+    METRICS,
+    NULLS,
+    Evaluation,
+    auroc,
+    deletion,
+    evaluate,
+    evaluating,
+    infidelity,
+    insertion,
+    nulls_of,
+    perturbation,
+    saco,
+    sensitivity_n,
+)
 from visattn.evaluation.evaluation_journal import EvaluationJournal
 from visattn.evaluation.evaluation_page import evaluation_page
 
@@ -65,6 +80,31 @@ def test_numbers_are_those_of_the_metrics(model: nn.Module) -> None:
             for kind, several in nulls.items():
                 assert one.nulls[name][kind] == pytest.approx([metric(null) for null in several], abs=1e-6)
         assert f"class {label}" in one.target
+
+
+@pytest.mark.parametrize("baseline", ["black", "mean", "image mean", "blur"])
+def test_a_baseline_by_name_is_the_same_for_all_metrics(baseline: str, model: nn.Module) -> None:
+    pixels, spec = visattn.prepare("scene:7", model).pixels, input_spec(model)
+    label = int(model(pixels).argmax())
+    black = -(torch.tensor(spec.mean) / torch.tensor(spec.std))[:, None, None]
+    given: Any = {"black": black, "mean": 0.0}.get(baseline, baseline)
+
+    def score(inputs: Tensor) -> Tensor:
+        scores: Tensor = model(inputs).softmax(-1)[:, label]
+        return scores
+
+    shown = visattn.explain(model, "scene:7", method="relevance").panel
+    expected = {
+        "deletion": deletion(score, pixels, shown, steps=4, baseline=given).area,
+        "insertion": insertion(score, pixels, shown, steps=4, baseline=given).area,
+        "positive": perturbation(score, pixels, shown, sign="positive", baseline=given).area,
+        "saco": saco(score, pixels, shown, baseline=given),
+        "sensitivity_n": sensitivity_n(score, pixels, shown, baseline=given).mean,
+        "infidelity": infidelity(score, pixels, shown, baseline=given),
+    }
+    options: dict[str, Any] = {"metrics": list(expected), "nulls": 0, "steps": 4, "baseline": baseline}
+    (one,) = evaluate(model, ["scene:7"], ["relevance"], **options).numbers
+    assert one.own == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_rows_hold_means_and_the_share_of_nulls_that_are_beaten(model: nn.Module) -> None:
@@ -163,7 +203,8 @@ def test_numbers_that_are_not_defined_are_kept(model: nn.Module, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "change", [{"steps": 5}, {"nulls": 3}, {"metrics": ["saco"]}, {"seed": 1}, {"target": 2}, {"img_size": 32}]
+    "change",
+    [{"steps": 5}, {"nulls": 3}, {"metrics": ["saco"]}, {"seed": 1}, {"target": 2}, {"img_size": 32}, {"baseline": "black"}],
 )
 def test_a_journal_of_other_settings_is_refused(change: dict[str, Any], model: nn.Module, tmp_path: Path) -> None:
     journal = tmp_path / "evaluation.jsonl"
@@ -231,6 +272,7 @@ def test_a_damaged_journal_is_refused_or_complete(seed: int, model: nn.Module, t
         ({"steps": 0}, "steps"),
         ({"maps": {"mine": [np.ones((4, 4))]}}, "mine"),
         ({"by": "patches"}, "unit"),
+        ({"baseline": "gray"}, "baseline"),
     ],
 )
 def test_wrong_options_are_named(change: dict[str, Any], text: str, model: nn.Module) -> None:

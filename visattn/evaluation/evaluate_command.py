@@ -67,6 +67,11 @@ _SHOWN = "metric", "better", "map", "photos", "value", "beaten"
     help="What is removed: pixels, or cells of a map.",
 )
 @click.option(
+    "--baseline",
+    type=click.Choice(["black", "mean", "image-mean", "blur"]),
+    help="What replaces pixels; by default that of each metric.",
+)
+@click.option(
     "--batch-size", type=click.IntRange(1, LARGEST_BATCH), default=32, show_default=True, help="Changed inputs in a batch."
 )
 @target_options
@@ -152,7 +157,10 @@ def _evaluator(
     from visattn.evaluation import Evaluator, Protocol
     from visattn.evaluation.stored_maps import name_of
 
-    how = Protocol(options["steps"], options["by"], options["batch_size"], options["seed"], options["nulls"])
+    how = Protocol(
+        **{name: options[name] for name in ("steps", "by", "batch_size", "seed", "nulls")},
+        baseline=options["baseline"] and options["baseline"].replace("-", " "),
+    )
     asked = {name: options[name] for name in ("versus", "prompt", "task") if options[name] is not None}
     context = click.get_current_context()
     if context.get_parameter_source("target_space") is click.core.ParameterSource.COMMANDLINE:

@@ -37,7 +37,7 @@ from visattn.evaluation.curves import Curve
 from visattn.evaluation.evaluation_journal import EvaluationJournal
 from visattn.evaluation.given import MapLike, MaskLike, as_map, as_mask, on_input
 from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
-from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, ScoredPhoto
+from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, Replacement, ScoredPhoto
 from visattn.evaluation.nulls import blind_maps, copies_of
 
 Drawing: TypeAlias = Callable[[], MapLike]
@@ -61,6 +61,7 @@ def evaluate(
     steps: int = 32,
     by: str = "pixels",
     batch_size: int = 32,
+    baseline: Replacement | None = None,
     journal: str | os.PathLike[str] | None = None,
     target: Of = None,
     weights: str | os.PathLike[str] = "auto",
@@ -84,6 +85,7 @@ def evaluate(
         steps: See `Protocol`.
         by: See `Protocol`.
         batch_size: See `Protocol`.
+        baseline: See `Protocol`.
         journal: File that keeps the numbers of each map as soon as they are known (JSON lines). A run that finds it there goes on where the
             earlier one stopped.
         target: See `visattn.explain`.
@@ -105,7 +107,7 @@ def evaluate(
     one_each(len(images), masks=masks, **{f"maps[{name!r}]": several for name, several in given.items()})
     if not images:
         raise OptionError("there must be a photo.")
-    how = Protocol(steps, by, batch_size, seed, nulls)  # type: ignore[arg-type]
+    how = Protocol(steps, by, batch_size, seed, nulls, baseline)  # type: ignore[arg-type]
     evaluator = Evaluator(
         model,
         methods,

@@ -20,6 +20,7 @@ from visattn.evaluation.scores import Score
 from visattn.evaluation.through_captum import infidelity
 from visattn.evaluation.units import By, units_of
 
+Replacement = Literal["black", "mean", "image mean", "blur"]
 LocatedName = Literal["auroc", "average_precision", "pointing_game", "energy_inside", "lift"]
 MetricName = Literal["deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"]
 
@@ -34,6 +35,8 @@ class Protocol:
         batch_size: Number of inputs in a batch.
         seed: Seed of the order of equal values, of random sets, of noise and of nulls.
         nulls: Number of shifted copies of each map, and of maps of smooth noise, see `nulls_of`; 0: no nulls of any kind.
+        baseline: What replaces pixels: `black`, the `mean` color of the normalization, the `image mean` or a `blur`. None: that of each
+            metric. `road` fills pixels from their neighbors in any case.
     """
 
     steps: int = 32
@@ -41,6 +44,7 @@ class Protocol:
     batch_size: int = 32
     seed: int = 0
     nulls: int = 5
+    baseline: Replacement | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -52,6 +56,8 @@ class Protocol:
         at_least("batch_size", self.batch_size)
         at_least("nulls", self.nulls, 0)
         one_of(self.by, get_args(By), "unit")
+        if self.baseline is not None:
+            one_of(self.baseline, get_args(Replacement), "baseline")
 
     @property
     def common(self) -> dict[str, Any]:
@@ -86,12 +92,20 @@ class ScoredPhoto:
         """Function from inputs to scores."""
         return self.images.score
 
+    def replaced(self, how: Protocol, own: Replacement | None = None) -> dict[str, Any]:
+        """Return the argument `baseline` of a metric; nothing where the metric has its own."""
+        chosen = how.baseline or own
+        if chosen is None:
+            return {}
+        named = chosen in ("image mean", "blur")  # which metrics know by name
+        return {"baseline": chosen if named else self.images.baseline(chosen)}  # type: ignore[arg-type]
+
     def sensitivity(self, shown: MapLike, how: Protocol) -> float:
         """Return `sensitivity_n` of a map; only the first map of a layout runs the model."""
         units = units_of(shown, (self.pixels.shape[-2], self.pixels.shape[-1]), "cells")
         layout = units.index.tobytes()
         if layout not in self.sets:
-            self.sets[layout] = random_sets(self.score, self.pixels, units, **how.of_cells)
+            self.sets[layout] = random_sets(self.score, self.pixels, units, **self.replaced(how), **how.of_cells)
         return self.sets[layout].correlations(units.values).mean
 
 
@@ -133,12 +147,16 @@ LOCATED: dict[str, Located] = {
 
 METRICS: dict[str, Metric] = {
     "deletion": Metric(
-        lambda photo, shown, how: deletion(photo.score, photo.pixels, shown, steps=how.steps, **how.common),
+        lambda photo, shown, how: deletion(
+            photo.score, photo.pixels, shown, steps=how.steps, **photo.replaced(how), **how.common
+        ),
         higher=False,
         text="area under the score while the first pixels take the mean color",
     ),
     "insertion": Metric(
-        lambda photo, shown, how: insertion(photo.score, photo.pixels, shown, steps=how.steps, **how.common),
+        lambda photo, shown, how: insertion(
+            photo.score, photo.pixels, shown, steps=how.steps, **photo.replaced(how), **how.common
+        ),
         higher=True,
         text="area under the score while the first pixels come into the blurred photo",
     ),
@@ -153,7 +171,7 @@ METRICS: dict[str, Metric] = {
         text="area from 0 to 0.9 under the score while the last pixels turn black",
     ),
     "saco": Metric(
-        lambda photo, shown, how: saco(photo.score, photo.pixels, shown, **how.common),
+        lambda photo, shown, how: saco(photo.score, photo.pixels, shown, **photo.replaced(how), **how.common),
         higher=True,
         text="salience-guided faithfulness coefficient of ten groups",
     ),
@@ -168,7 +186,7 @@ METRICS: dict[str, Metric] = {
         text="half the difference of scores without the last and without the first pixels, filled from their neighbors",
     ),
     "infidelity": Metric(
-        lambda photo, shown, how: infidelity(photo.score, photo.pixels, shown, **how.of_cells),
+        lambda photo, shown, how: infidelity(photo.score, photo.pixels, shown, **photo.replaced(how), **how.of_cells),
         higher=False,
         text="mean squared difference of sums of cells and losses of the score",
     ),
@@ -176,8 +194,8 @@ METRICS: dict[str, Metric] = {
 
 
 def _blackened(photo: ScoredPhoto, shown: MapLike, how: Protocol, sign: Sign) -> Curve:
-    """Return the curve of a perturbation with black pixels, as in the paper."""
-    return perturbation(photo.score, photo.pixels, shown, sign=sign, baseline=photo.images.baseline("black"), **how.common)
+    """Return the curve of a perturbation, with black pixels as in the paper."""
+    return perturbation(photo.score, photo.pixels, shown, sign=sign, **photo.replaced(how, "black"), **how.common)
 
 
 def is_higher_better(metric: str) -> bool:
