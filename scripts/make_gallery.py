@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
 from gallery.contributions import contribution_pictures
-from gallery.evaluation import evaluation_screen
+from gallery.evaluation import causes_screen, evaluation_screen
 from gallery.even import even_sheet
 from gallery.film import film_picture, walk_picture
 from gallery.house import house
@@ -122,6 +122,7 @@ def main() -> None:
     _save("two_libraries", twins_sheet(model))
     _save("sampled", sampled_sheet())
     _save("evaluation_page", evaluation_screen())
+    _save("causes_page", causes_screen())
     _save("viewer", viewer_screen(model))
     viewer_film(model, FOLDER / "viewer.webp")
     for name, picture in (mechanism_pictures() | network_pictures() | space_pictures() | contribution_pictures()).items():

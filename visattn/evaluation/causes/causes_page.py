@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from visattn import __version__
 from visattn._support.tables import Row
 from visattn.data.scenes.causes import TITLES
-from visattn.evaluation.causes.findings import COPIES, ENOUGH, LEVEL, SURE, Causes
+from visattn.evaluation.causes.findings import CONTROLS, COPIES, ENOUGH, LEVEL, SURE, Causes
 from visattn.evaluation.causes.networks import PATCH
+from visattn.evaluation.report.figures import Interval, intervals_figure
 from visattn.evaluation.report.page import Section, html_page
 
 _KINDS = {"cnn": "CNN", "vit": "vision transformer"}
@@ -38,15 +39,28 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
     sections = [Section("Verdicts", rows=_rounded(verdicts))]
     for cause in dict.fromkeys(str(row["cause"]) for row in rows):
         for kind in dict.fromkeys(str(row["kind"]) for row in rows if row["cause"] == cause):
-            chosen = [row for row in rows if (row["cause"], row["kind"]) == (cause, kind)]
+            chosen = [row for name in names for row in rows if (row["map"], row["cause"], row["kind"]) == (name, cause, kind)]
             shown = [{name: value for name, value in row.items() if name not in ("cause", "kind")} for row in chosen]
             title = f"{cause}, {_KINDS[kind]}"
-            sections.append(Section(title, [f"What decides: {_DECIDES[cause]}."], rows=_rounded(shown)))
+            text = [f"What decides: {_DECIDES[cause]}. Blue: AUROC with its interval. Gray: its controls. Dashed: {SURE}."]
+            sections.append(Section(title, text, [_figure(chosen)], _rounded(shown), "numbers"))
     left_out = [f"{one.map} on {one.network}: {one.left_out}" for one in causes.findings if one.left_out]
     if left_out:
         sections.append(Section("Left out", left_out))
     foot = [f"visattn {__version__}, {scenes} scenes of each network, seed {seed}"]
     return html_page(f"Known causes: {', '.join(names)}", lead, sections, foot)
+
+
+def _figure(rows: Sequence[Row]) -> str:
+    lines = [
+        Interval(
+            f"{row['map']} on {row['network']}",
+            *(float(row[name]) for name in ("auroc", "low", "high")),
+            [float(row[name]) for name in CONTROLS if row[name] is not None],
+        )
+        for row in rows
+    ]
+    return intervals_figure("AUROC of each network, with its interval and its controls", lines, SURE)
 
 
 def _rounded(rows: Sequence[Row]) -> list[Row]:

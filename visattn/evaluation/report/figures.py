@@ -1,9 +1,10 @@
-"""Figures of metrics, as SVG: curves beside those of nulls, and mean ranks with their critical difference."""
+"""Figures of metrics, as SVG: curves beside those of nulls, mean ranks with their critical difference, means with their intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,16 @@ from visattn.evaluation.rank_statistics import MeanRanks
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 240, 170, 34, 22, 26  # of a panel, and its margins
 _ROOM = 150  # beside the line of ranks, for names
+
+
+class Interval(NamedTuple):
+    """A mean with its interval, and controls, each from 0 to 1."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+    controls: Sequence[float]
 
 
 def curve_panel(
@@ -78,6 +89,33 @@ def ranks_figure(ranks: MeanRanks) -> str:
         parts.append(f'<path d="M{at(rank):.1f},40V{y}H{end}" class="null"/>')
         parts.append(f'<text x="{x}" y="{y + 4}" text-anchor="{anchor}">{escape(name[:22])} {rank:.2f}</text>')
     return _svg(right + _ROOM, height, f"mean ranks by {ranks.metric}, with the critical difference", parts)
+
+
+def intervals_figure(title: str, rows: Sequence[Interval], bound: float) -> str:
+    """Return a line for each row from 0 to 1: a mean with its interval, and a gray tick for each control.
+
+    Args:
+        title: What the numbers are.
+        rows: The rows.
+        bound: Number that a dashed line marks.
+    """
+    left, across, top, step = 300, 400, 34, 18
+    height = top + step * len(rows) + 8
+
+    def at(value: float) -> float:
+        return left + across * value
+
+    parts = [f'<path d="M{left},{top - 8}h{across}" class="axis"/>']
+    for value in (0.0, 0.5, bound, 1.0):
+        parts.append(f'<text class="quiet" x="{at(value):.1f}" y="{top - 14}" text-anchor="middle">{value:g}</text>')
+        parts.append(f'<path d="M{at(value):.1f},{top - 8}V{height - 8}" class="axis{" dashed" * (value == bound)}"/>')
+    for place, row in enumerate(rows):
+        y = top + step * place + step / 2
+        parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(row.label[:46])}</text>')
+        parts += [f'<path d="M{at(control):.1f},{y - 4}v8" class="null"/>' for control in row.controls]
+        parts.append(f'<path d="M{at(row.low):.1f},{y}H{at(row.high):.1f}" class="bar"/>')
+        parts.append(f'<circle cx="{at(row.mean):.1f}" cy="{y}" r="3.5" class="dot"/>')
+    return _svg(left + across + 24, height, title, parts)
 
 
 def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> str:

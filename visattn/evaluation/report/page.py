@@ -22,6 +22,7 @@ details { margin: .7rem 0 } summary { cursor: pointer }
 .panels { display: flex; flex-wrap: wrap; gap: .7rem } figure { margin: 0 } svg { display: block; max-width: 100%; height: auto }
 .axis, .scale, .mark, .null, .bar { fill: none } .axis { stroke: light-dark(#d9dce1, #3a3f47) } .scale { stroke: currentColor }
 .mark, .bar { stroke: light-dark(#1f6fb2, #6cb2f0) } .bar { stroke-width: 3; opacity: .55 }
+.dot { fill: light-dark(#1f6fb2, #6cb2f0) } .dashed { stroke: currentColor; stroke-dasharray: 3 3 }
 .null { stroke: light-dark(#9aa1ab, #767d88) } .curve { stroke-width: 1.8 } .curve.null { stroke-dasharray: 4 3 }
 svg text { fill: currentColor; font: 11px system-ui, sans-serif }
 """.strip()
