@@ -29,7 +29,7 @@ BRITISH = re.compile(
     r"(?i)(?:colour|centre(?!d)|centred|grey|licence|behaviour|neighbour|favour|flavour|labell|modelled|modelling|catalogue|artefact"
     r"|judgement|whilst|learnt|honour|(?:normal|regular|local|initial|optim|summar|recogn|visual|organ|serial|minim|maxim|general|quant"
     r"|standard|util|emphas|penal|special|synchron|parallel|vector|discret|equal|categor|memor|character|custom|token|analy)is(?:e|ed|es"
-    r"|er|ing|ation)s?\b)\w*"
+    r"|er|ing|ation)s?\b)\w*\b(?!=)"  # another library may have such an argument
 )
 PLAIN = {  # what is written -> what to write instead
     r"speaks? (?:for|against)": "is evidence for, is evidence against",

@@ -46,7 +46,7 @@ def test_tables_are_those_of_python(run: Run, photos: Path, tmp_path: Path) -> N
         "--metrics",
         "saco,deletion",
         "--baseline",
-        "image-mean",
+        "image mean",
     )
     code, out, _ = run("evaluate", photos, *MODEL, *options, "--json", "-o", "out")
     assert code == 0

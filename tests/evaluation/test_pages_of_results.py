@@ -116,5 +116,5 @@ def test_causes_show_verdicts_and_networks() -> None:
     assert "mine &amp; yours on mark_vit_0: needs a CNN" in text
     dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', text)]
     start, length = map(float, re.findall(r'<path d="M(\d+),\d+h(\d+)" class="axis"', text)[0])
-    expected = [float(row["auroc"]) for row in Causes(several).rows()]  # type: ignore[arg-type]
+    expected = [float(row["auroc"]) for row in Causes(several).rows()]
     assert [(x - start) / length for x in dots] == pytest.approx(expected, abs=1e-3)

@@ -14,9 +14,10 @@ from torch import Tensor
 from visattn._support.checks import at_least, between
 from visattn._support.reprs import brief
 from visattn.errors import MapError, OptionError
+from visattn.evaluation.choices import By
 from visattn.evaluation.given import MapLike
 from visattn.evaluation.scores import Baseline, Score, background, in_batches, one_input, scores_of
-from visattn.evaluation.units import By, Units, units_of
+from visattn.evaluation.units import Units, units_of
 
 Array = NDArray[np.float64]
 SIZES = tuple(step / 10 for step in range(1, 9))

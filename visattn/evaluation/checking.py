@@ -16,9 +16,8 @@ from torch import nn
 from visattn._support.checks import at_least, between
 from visattn._support.reprs import brief
 from visattn.core.maps import AttentionMap
-from visattn.core.methods import METHODS, name_of
+from visattn.core.methods import METHODS, ScoredImages, name_of
 from visattn.core.methods.method_table import MODULES
-from visattn.core.methods.scored import ScoredImages
 from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.answering import with_target
 from visattn.core.pipeline.explanation import Explanation

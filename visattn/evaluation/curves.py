@@ -14,9 +14,10 @@ from torch import Tensor
 from visattn._support.checks import at_least, one_of
 from visattn._support.reprs import brief
 from visattn.errors import OptionError
+from visattn.evaluation.choices import By
 from visattn.evaluation.given import MapLike
 from visattn.evaluation.scores import Baseline, Score, background, in_batches, one_input, scores_of
-from visattn.evaluation.units import By, units_of
+from visattn.evaluation.units import units_of
 
 Array = NDArray[np.float64]
 Sign = Literal["positive", "negative"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -25,6 +25,7 @@ from visattn.core.command_line.shared_options import (
 )
 from visattn.core.command_line.talk import note
 from visattn.errors import OptionError, OutputError, UnsupportedModel
+from visattn.evaluation.choices import By, Replacement
 
 if TYPE_CHECKING:
     from visattn.evaluation import Evaluator
@@ -61,14 +62,14 @@ _SHOWN = "metric", "better", "map", "photos", "value", "beaten"
 @click.option("--steps", type=click.IntRange(1), default=32, show_default=True, help="Steps of deletion and insertion.")
 @click.option(
     "--by",
-    type=click.Choice(["pixels", "cells"]),
+    type=click.Choice(get_args(By)),
     default="pixels",
     show_default=True,
     help="What is removed: pixels, or cells of a map.",
 )
 @click.option(
     "--baseline",
-    type=click.Choice(["black", "mean", "image-mean", "blur"]),
+    type=click.Choice(get_args(Replacement)),
     help="What replaces pixels; by default that of each metric.",
 )
 @click.option(
@@ -157,10 +158,7 @@ def _evaluator(
     from visattn.evaluation import Evaluator, Protocol
     from visattn.evaluation.stored_maps import name_of
 
-    how = Protocol(
-        **{name: options[name] for name in ("steps", "by", "batch_size", "seed", "nulls")},
-        baseline=options["baseline"] and options["baseline"].replace("-", " "),
-    )
+    how = Protocol(**{name: options[name] for name in ("steps", "by", "batch_size", "seed", "nulls", "baseline")})
     asked = {name: options[name] for name in ("versus", "prompt", "task") if options[name] is not None}
     context = click.get_current_context()
     if context.get_parameter_source("target_space") is click.core.ParameterSource.COMMANDLINE:

@@ -33,11 +33,12 @@ from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.errors import MapError, OptionError, VisattnError
+from visattn.evaluation.choices import By, Replacement
 from visattn.evaluation.curves import Curve
 from visattn.evaluation.evaluation_journal import EvaluationJournal
 from visattn.evaluation.given import MapLike, MaskLike, as_map, as_mask, on_input
 from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
-from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, Replacement, ScoredPhoto
+from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, ScoredPhoto
 from visattn.evaluation.nulls import blind_maps, copies_of
 
 Drawing: TypeAlias = Callable[[], MapLike]
@@ -59,7 +60,7 @@ def evaluate(
     metrics: Sequence[MetricName | LocatedName] = STANDARD,
     nulls: int = 5,
     steps: int = 32,
-    by: str = "pixels",
+    by: By = "pixels",
     batch_size: int = 32,
     baseline: Replacement | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -107,7 +108,7 @@ def evaluate(
     one_each(len(images), masks=masks, **{f"maps[{name!r}]": several for name, several in given.items()})
     if not images:
         raise OptionError("there must be a photo.")
-    how = Protocol(steps, by, batch_size, seed, nulls, baseline)  # type: ignore[arg-type]
+    how = Protocol(steps, by, batch_size, seed, nulls, baseline)
     evaluator = Evaluator(
         model,
         methods,

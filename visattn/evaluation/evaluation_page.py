@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import numpy as np
 
-from visattn import __version__
 from visattn._support.tables import Row
 from visattn.errors import MissingExtra, OptionError
 from visattn.evaluation.map_numbers import Evaluation
@@ -38,7 +38,7 @@ def evaluation_page(evaluation: Evaluation, model: str, weights: str) -> str:
     left_out = list(dict.fromkeys(f"{one.map}: {one.left_out}" for one in evaluation.numbers if one.left_out))
     if left_out:
         sections.append(Section("Left out", left_out))
-    foot = [f"{model}, weights: {weights}", f"{photos} photo{'s' * (photos != 1)}, visattn {__version__}"]
+    foot = [f"{model}, weights: {weights}", f"{photos} photo{'s' * (photos != 1)}, visattn {version('visattn')}"]
     return html_page(f"Maps of {model}", lead, sections, foot)
 
 

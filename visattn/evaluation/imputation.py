@@ -14,9 +14,10 @@ from visattn._support.checks import between
 from visattn._support.extras import need
 from visattn._support.reprs import brief
 from visattn.errors import OptionError
+from visattn.evaluation.choices import By
 from visattn.evaluation.given import MapLike
 from visattn.evaluation.scores import Score, in_batches, one_input, scores_of
-from visattn.evaluation.units import By, units_of
+from visattn.evaluation.units import units_of
 
 Array = NDArray[np.float64]
 _WEIGHTS = {(down, across): 1 / 6 if 0 in (down, across) else 1 / 12 for down in (-1, 0, 1) for across in (-1, 0, 1)}

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from visattn._support.checks import at_least, one_of
 from visattn.core.maps import AttentionMap
-from visattn.core.methods.scored import ScoredImages
+from visattn.core.methods import ScoredImages
 from visattn.evaluation.agreement import RandomSets, random_sets, saco
+from visattn.evaluation.choices import By, Replacement
 from visattn.evaluation.curves import Curve, Sign, deletion, insertion, perturbation
 from visattn.evaluation.given import MapLike, MaskLike
 from visattn.evaluation.imputation import road
 from visattn.evaluation.localization import auroc, average_precision, energy_inside, lift, pointing_game
 from visattn.evaluation.scores import Score
 from visattn.evaluation.through_captum import infidelity
-from visattn.evaluation.units import By, units_of
+from visattn.evaluation.units import units_of
 
-Replacement = Literal["black", "mean", "image mean", "blur"]
 LocatedName = Literal["auroc", "average_precision", "pointing_game", "energy_inside", "lift"]
 MetricName = Literal["deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"]
 

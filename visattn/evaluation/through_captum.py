@@ -10,9 +10,10 @@ from torch import Tensor
 
 from visattn._support.checks import at_least, between
 from visattn._support.extras import need
+from visattn.evaluation.choices import By
 from visattn.evaluation.given import MapLike, as_map
 from visattn.evaluation.scores import Baseline, Score, background, checked, one_input
-from visattn.evaluation.units import By, units_of
+from visattn.evaluation.units import units_of
 
 
 def infidelity(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from visattn._support.reprs import in_pixels
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.interpolation import resampled
 from visattn.errors import MapError, ShapeError
+from visattn.evaluation.choices import By
 from visattn.evaluation.given import ARRAY, MapLike, as_map
 from visattn.evaluation.object_masks import refuse_holes
 
-By = Literal["pixels", "cells"]
 _DIGITS = 6  # of interpolated values, relative to the largest
 
 

@@ -15,6 +15,8 @@ from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.heatmaps import Heatmap
 from visattn.errors import MapError
 
+__all__ = ["resampled"]
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 

@@ -10,7 +10,7 @@ from typing import Literal
 from visattn._support.checks import one_of
 from visattn.core.methods.method import Method
 
-__all__ = ["MethodName"]
+__all__ = ["MODULES", "MethodName"]
 
 MODULES = {
     "attention": "from_attention.attention",

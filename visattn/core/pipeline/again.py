@@ -27,6 +27,8 @@ from visattn.core.pipeline.targets import Target
 from visattn.core.records import Recording
 from visattn.errors import ShapeError
 
+__all__ = ["scoring"]
+
 if TYPE_CHECKING:
     from visattn.core.pipeline import replacing
 else:

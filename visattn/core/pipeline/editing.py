@@ -14,6 +14,8 @@ from visattn.core.families import describe
 from visattn.core.records import Recording
 from visattn.errors import OptionError
 
+__all__ = ["intervene"]
+
 
 @typed()
 def intervene(

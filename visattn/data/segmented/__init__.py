@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from visattn._support.faces import face
 
 if TYPE_CHECKING:
-    from visattn.data.segmented.segmented_photos import (
-        SegmentedPhoto as SegmentedPhoto,
-        SegmentedPhotos as SegmentedPhotos,
-        load_segmented as load_segmented,
-    )
+    from visattn.data.segmented.reading import load_segmented as load_segmented
+    from visattn.data.segmented.segmented_photos import SegmentedPhoto as SegmentedPhoto, SegmentedPhotos as SegmentedPhotos
 else:
-    __getattr__, __dir__, __all__ = face(__name__, {".segmented_photos": ["SegmentedPhoto", "SegmentedPhotos", "load_segmented"]})
+    __getattr__, __dir__, __all__ = face(
+        __name__, {".reading": ["load_segmented"], ".segmented_photos": ["SegmentedPhoto", "SegmentedPhotos"]}
+    )

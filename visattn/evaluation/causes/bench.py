@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +15,6 @@ import numpy as np
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from visattn import __version__
 from visattn._support.checks import at_least, one_of
 from visattn._support.files import is_folder
 from visattn.core.maps import AttentionMap
@@ -71,7 +71,7 @@ def find_causes(
         raise OptionError("there must be a method.")
     shown_by = {name: _drawing(method) for name, method in sources.items()}
     every = cause_networks()
-    settings = {"scenes": scenes, "seed": seed, "visattn": __version__}
+    settings = {"scenes": scenes, "seed": seed, "visattn": version("visattn")}
     file = JournalFile(None if journal is None else Path(journal), "causes", settings, _Line)
     sourced = {name: _source(method) for name, method in sources.items()}
     known = {(line.map, line.source, line.network): line for line in file.lines}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 
-from visattn import __version__
 from visattn._support.tables import Row
-from visattn.data.scenes.causes import TITLES
+from visattn.data.scenes import TITLES
 from visattn.evaluation.causes.findings import CONTROLS, COPIES, ENOUGH, LEVEL, SURE, Causes
 from visattn.evaluation.causes.networks import PATCH
 from visattn.evaluation.report.figures import Interval, intervals_figure
@@ -47,7 +47,7 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
     left_out = [f"{one.map} on {one.network}: {one.left_out}" for one in causes.findings if one.left_out]
     if left_out:
         sections.append(Section("Left out", left_out))
-    foot = [f"visattn {__version__}, {scenes} scenes of each network, seed {seed}"]
+    foot = [f"visattn {version('visattn')}, {scenes} scenes of each network, seed {seed}"]
     return html_page(f"Known causes: {', '.join(names)}", lead, sections, foot)
 
 
@@ -55,7 +55,8 @@ def _figure(rows: Sequence[Row]) -> str:
     lines = [
         Interval(
             f"{row['map']} on {row['network']}",
-            *(float(row[name]) for name in ("auroc", "low", "high")),
+            float(row["auroc"]),
+            (float(row["low"]), float(row["high"])),
             [float(row[name]) for name in CONTROLS if row[name] is not None],
         )
         for row in rows

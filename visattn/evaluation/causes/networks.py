@@ -20,8 +20,7 @@ from visattn.core.loading import load_model
 from visattn.core.loading.networks import cause_folder, network_path
 from visattn.core.loading.weights import FACTS
 from visattn.core.pipeline.inputs import prepare
-from visattn.data.scenes.causes import CAUSES, CausedScenes
-from visattn.data.scenes.generator import Scenes
+from visattn.data.scenes import CAUSES, CausedScenes, Scenes
 from visattn.errors import OptionError
 
 PATCH = "patch"  # cause of networks of objects that an adversarial patch turns to one class
@@ -53,7 +52,7 @@ class CauseNetwork:
     """A shipped network that decides by one known cause.
 
     Attributes:
-        cause: One of `visattn.data.scenes.causes.CAUSES`, or `patch`.
+        cause: One of `visattn.data.scenes.CAUSES`, or `patch`.
         kind: `cnn` or `vit`.
         seed: Seed of its training.
     """

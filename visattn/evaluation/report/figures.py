@@ -19,8 +19,7 @@ class Interval(NamedTuple):
 
     label: str
     mean: float
-    low: float
-    high: float
+    ends: tuple[float, float]
     controls: Sequence[float]
 
 
@@ -113,7 +112,8 @@ def intervals_figure(title: str, rows: Sequence[Interval], bound: float) -> str:
         y = top + step * place + step / 2
         parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(row.label[:46])}</text>')
         parts += [f'<path d="M{at(control):.1f},{y - 4}v8" class="null"/>' for control in row.controls]
-        parts.append(f'<path d="M{at(row.low):.1f},{y}H{at(row.high):.1f}" class="bar"/>')
+        low, high = map(at, row.ends)
+        parts.append(f'<path d="M{low:.1f},{y}H{high:.1f}" class="bar"/>')
         parts.append(f'<circle cx="{at(row.mean):.1f}" cy="{y}" r="3.5" class="dot"/>')
     return _svg(left + across + 24, height, title, parts)
 
