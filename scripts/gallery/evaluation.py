@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 
 import visattn
 from visattn.data.scenes import Scenes
-from visattn.evaluation import evaluate, find_causes
+from visattn.evaluation import Protocol, evaluate, find_causes
 from visattn.evaluation.causes.causes_page import causes_page
 from visattn.evaluation.causes.networks import cause_networks
 from visattn.evaluation.evaluation_page import evaluation_page
@@ -28,7 +28,7 @@ def evaluation_screen() -> Image.Image:
     model, scenes = visattn.load_model("scenes_vit"), Scenes(SCENES, (64, 64), seed=SEED)
     photos = [Image.fromarray(scenes.scene(index).image) for index in range(SCENES)]
     found = evaluate(model, photos, METHODS, metrics=["deletion"], nulls=3)
-    return _screen(evaluation_page(found, "scenes_vit", "trained"), HEIGHT)
+    return _screen(evaluation_page(found, "scenes_vit", "trained", Protocol()), HEIGHT)
 
 
 def causes_screen() -> Image.Image:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,10 @@ def test_masks(run: Run, photos: Path, tmp_path: Path) -> None:
     ("words", "code", "text"),
     [
         (("--metrics", "auc"), 2, "unknown metric 'auc'"),
+        (("--seed", "-1"), 2, "seed"),
+        (("--metrics", "saco,saco"), 2, "two metrics have one name"),
+        (("--maps", "maps", "--maps", "more/maps"), 2, "two maps have one name"),
+        (("others", "--maps", "maps"), 2, "2 photos are called a"),
         (("--metrics", "auroc"), 2, "unknown metric 'auroc'"),
         (("--methods", "relevence"), 2, "relevance"),
         (("--methods", ""), 2, "a method or maps"),
@@ -132,8 +137,9 @@ def test_masks(run: Run, photos: Path, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_gets_one_line(words: tuple[str, ...], code: int, text: str, run: Run, photos: Path, tmp_path: Path) -> None:
-    for name in ("empty", "full"):
-        (tmp_path / name).mkdir()
+    for name in ("empty", "full", "others", "maps", "more/maps"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(photos / "a.png", tmp_path / "others" / "a.png")
     (tmp_path / "full" / "notes.txt").write_text("mine")
     before = sorted(path.name for path in photos.iterdir())
     found, out, err = run("evaluate", photos, *MODEL, "--steps", "2", "--nulls", "1", *words)
@@ -154,6 +160,24 @@ def test_a_photo_that_cannot_be_read_does_not_stop_the_others(run: Run, photos: 
         "a.png",
         "b.png",
     ]
+
+
+def test_a_wrong_word_with_overwrite_keeps_the_run(run: Run, photos: Path, tmp_path: Path) -> None:
+    words = ("evaluate", photos, *MODEL, "--methods", "relevance", *FEW, "-o", "out")
+    assert run(*words)[0] == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert run(*words, "--metrics", "nope", "--overwrite")[0] == 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert run(*words, "--overwrite")[0] == 0
+
+
+def test_a_run_without_any_number_has_failed(run: Run, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    for name in ("a", "b"):
+        np.save(tmp_path / "maps" / f"{name}.npy", np.ones((300, 450)))
+    code, _, err = run("evaluate", photos, *MODEL, "--methods", "", "--maps", "maps", *FEW, "-o", "out")
+    assert code == 1
+    assert "maps is left out: the map has 450 x 300 cells" in err or "maps is left out: the map has 300 x 450 cells" in err
 
 
 def test_other_settings_need_a_new_folder_or_overwrite(run: Run, photos: Path) -> None:

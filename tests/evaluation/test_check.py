@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import visattn
 from tests.cli.test_commands import Run, run
 from visattn.errors import OptionError
-from visattn.evaluation import Check, check, nulls_of, shifted_copies
+from visattn.evaluation import Check, check, checking, nulls_of, shifted_copies
 from visattn.evaluation.checking import AT_ONCE, SHARES
 
 __all__ = ["run"]
@@ -48,6 +48,12 @@ class Sum(nn.Module):
         return (x[:, None] * self.weights).sum((2, 3, 4)) / 1000
 
 
+@pytest.fixture
+def accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept maps that the model did not make."""
+    monkeypatch.setattr(checking, "_same_map", lambda _asked: 0.0)
+
+
 def with_values(explanation: visattn.Explanation, values: NDArray[Any]) -> visattn.Explanation:
     """Return an explanation with other values that still knows its model."""
     shown = replace(explanation.panel, values=torch.from_numpy(values), signed=bool((values < 0).any()))
@@ -56,6 +62,7 @@ def with_values(explanation: visattn.Explanation, values: NDArray[Any]) -> visat
     return changed
 
 
+@pytest.mark.usefixtures("accepted")
 def test_the_truth_of_a_sum_is_first() -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     options: dict[str, Any] = {"img_size": 64, "mean": (0.5,) * 3, "std": (0.5,) * 3}
@@ -110,6 +117,7 @@ def test_correlation_and_rank_equal_a_loop(model: nn.Module) -> None:
     assert found.rank[1] <= found.rank[0] <= found.rank[2]
 
 
+@pytest.mark.usefixtures("accepted")
 def test_maps_that_know_nothing_have_any_rank(model: nn.Module) -> None:
     explanation = visattn.explain(model, SCENE, method="relevance")
     ranks = []
@@ -219,14 +227,42 @@ def test_a_score_that_does_not_change_has_no_rank(model: nn.Module) -> None:
     assert "does not change" in found.left_out["perturbation"]
 
 
+@pytest.mark.usefixtures("accepted")
 def test_constant_maps_have_no_rank_and_even_photos_no_edges(model: nn.Module) -> None:
     explanation = visattn.explain(model, SCENE, method="attention")
-    constant = with_values(explanation, np.ones((8, 8))).check(sets=48)
-    assert constant.rank is None
-    assert "constant" in constant.left_out["perturbation"]
+    for value in (1.0, 0.1, 1 / 3):  # the sum of many is not exact
+        constant = with_values(explanation, np.full((8, 8), value)).check(sets=48)
+        assert constant.rank is None
+        assert "the map is constant" in constant.left_out["perturbation"]
     even = visattn.explain(model, np.full((64, 64, 3), 90, np.uint8), method="attention")
     found = with_values(even, np.random.default_rng(0).random((8, 8))).check(sets=48)
     assert found.nulls in (0, 54) or "perturbation" in found.left_out
+
+
+class Corner(nn.Module):
+    """The sum of the first 8 x 8 pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1, :8, :8].sum((2, 3))
+
+
+def test_a_score_of_few_cells_keeps_all_nulls() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    options: dict[str, Any] = {"img_size": 64, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    corner = Corner().eval()
+    for method in ("captum.saliency", "captum.input_x_gradient"):
+        found = visattn.explain(corner, noise, method=method, target=0, **options).check(sets=144)
+        assert found.nulls == 55, found.left_out
+        assert "constant" not in found.left_out.get("perturbation", "")
+
+
+def test_a_map_of_other_weights_is_refused(model: nn.Module) -> None:
+    other: Any = copy.deepcopy(model)
+    explanation = visattn.explain(other, SCENE, method="relevance")
+    with torch.no_grad():
+        other.head.weight.copy_(other.head.weight.flip(0))
+    with pytest.raises(OptionError, match="another map of this photo now"):
+        explanation.check(sets=48)
 
 
 def test_a_cnn_without_attention_is_compared_with_another_family() -> None:
@@ -239,7 +275,16 @@ def test_maps_of_components_are_refused(model: nn.Module) -> None:
         visattn.explain(model, SCENE, method="pca").check(sets=48)
 
 
-@pytest.mark.parametrize(("change", "text"), [({"nulls": 24}, "nulls"), ({"seconds": -1}, "seconds")])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"nulls": 24}, "nulls"),
+        ({"seconds": -1}, "seconds"),
+        ({"sets": 0}, "sets"),
+        ({"sets": -5}, "sets"),
+        ({"seed": -1}, "seed"),
+    ],
+)
 def test_wrong_numbers_are_refused(change: dict[str, Any], text: str, model: nn.Module) -> None:
     with pytest.raises(OptionError, match=text):
         check(visattn.explain(model, SCENE, method="attention"), **change)

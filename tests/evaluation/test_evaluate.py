@@ -24,6 +24,8 @@ from visattn.evaluation import (
     METRICS,
     NULLS,
     Evaluation,
+    Evaluator,
+    Protocol,
     auroc,
     deletion,
     evaluate,
@@ -215,12 +217,64 @@ def test_a_journal_of_other_settings_is_refused(change: dict[str, Any], model: n
     assert journal.read_bytes() == before
 
 
+def test_a_map_of_another_shape_is_another_map(model: nn.Module, tmp_path: Path) -> None:
+    values, options = np.random.default_rng(0).random((4, 16)), {"methods": [], "metrics": ["saco"], "journal": tmp_path / "j"}
+    for shown in (values, values.reshape(16, 4)):
+        kept = run(model, maps={"mine": [shown] * 2}, **options)
+        alone = run(model, maps={"mine": [shown] * 2}, **options | {"journal": None})
+        assert numbers(kept)[-1] == numbers(alone)[-1]
+
+
+def test_metrics_in_another_order_go_on(model: nn.Module, tmp_path: Path) -> None:
+    first = run(model, journal=tmp_path / "j")
+    again = run(model, journal=tmp_path / "j", metrics=["saco", "deletion"])
+    assert [row["value"] for row in again.rows() if row["metric"] == "saco"] == [
+        row["value"] for row in first.rows() if row["metric"] == "saco"
+    ]
+
+
+def test_a_run_can_begin_anew(model: nn.Module, tmp_path: Path) -> None:
+    run(model, journal=tmp_path / "j")
+    run(model, journal=tmp_path / "j", steps=5, anew=True)
+    assert json.loads((tmp_path / "j").read_text().splitlines()[0])["settings"]["protocol"]["steps"] == 5
+
+
+def test_a_map_that_is_refused_names_itself_and_leaves_the_others(model: nn.Module) -> None:
+    maps = {"holes": [np.full((4, 4), np.nan), np.ones((4, 4))], "large": [np.ones((300, 450))] * 2}
+    found = run(model, maps=maps, methods=["relevance"], metrics=["saco"])
+    told = {(one.photo, one.map): one.left_out for one in found.numbers}
+    assert "NaN" in told["scene:7", "holes"]
+    assert "more than the input has pixels" in told["scene:3", "large"]
+    assert [told[scene, "relevance"] for scene in SCENES] == ["", ""]
+
+
+def test_an_explanation_of_another_photo_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    for scene in SCENES:
+        visattn.load_image(scene).save(tmp_path / f"{scene[-1]}.png")
+    files = [tmp_path / "7.png", tmp_path / "3.png"]
+    explained = [visattn.explain(model, file, method="relevance") for file in files]
+    own = evaluate(model, files, [], maps={"own": explained}, metrics=["saco"], nulls=0)
+    assert [one.left_out for one in own.numbers] == ["", ""]
+    swapped = evaluate(model, files, [], maps={"other": explained[::-1]}, metrics=["saco"], nulls=0)
+    assert all("another photo" in one.left_out for one in swapped.numbers)
+    cropped = visattn.explain(model, np.zeros((90, 64, 3), np.uint8), method="relevance")
+    (one,) = evaluate(model, [np.zeros((64, 64, 3), np.uint8)], [], maps={"crop": [cropped]}, metrics=["saco"], nulls=0).numbers
+    assert "another crop" in one.left_out
+
+
+def test_photos_that_are_added_count_themselves(model: nn.Module) -> None:
+    evaluator = Evaluator(model, ["relevance", "rollout"], [], ["saco"], Protocol(nulls=0))
+    for scene in (*SCENES, "scene:5"):
+        evaluator.add(scene, {})
+    assert [one.place for one in evaluator.numbers] == [0, 0, 1, 1, 2, 2]
+
+
 def test_changed_weights_are_other_settings(model: nn.Module, tmp_path: Path) -> None:
     journal = tmp_path / "evaluation.jsonl"
     run(model, journal=journal)
     other: Any = copy.deepcopy(model)
     with torch.no_grad():
-        other.head.bias += 0.1
+        other.blocks[0].attn.qkv.weight[::7] *= 0.3
     with pytest.raises(OutputError, match="weights was"):
         run(other, journal=journal)
 
@@ -256,7 +310,7 @@ def test_a_damaged_journal_is_refused_or_complete(seed: int, model: nn.Module, t
             continue
         numbers = Evaluation(list(found.numbers), settings["metrics"])
         if numbers.numbers:
-            assert evaluation_page(numbers, "model", "none")
+            assert evaluation_page(numbers, "model", "none", Protocol())
     assert len(refused) > 50
     assert not any("\n" in text for text in refused)
 
@@ -273,6 +327,11 @@ def test_a_damaged_journal_is_refused_or_complete(seed: int, model: nn.Module, t
         ({"maps": {"mine": [np.ones((4, 4))]}}, "mine"),
         ({"by": "patches"}, "unit"),
         ({"baseline": "gray"}, "baseline"),
+        ({"seed": -1}, "seed"),
+        ({"metrics": ["saco", "saco"]}, "two metrics have one name"),
+        ({"methods": ["relevance", "relevance"]}, "two maps have one name"),
+        ({"maps": {"relevance": [np.ones((4, 4))] * 2}}, "two maps have one name"),
+        ({"target": lambda outputs: outputs[:, 0], "journal": "journal.jsonl"}, "a function"),
     ],
 )
 def test_wrong_options_are_named(change: dict[str, Any], text: str, model: nn.Module) -> None:

@@ -64,6 +64,8 @@ def test_numbers_that_are_not_defined() -> None:
     found = mean_ranks(evaluation({"a": [1, 2, nan], "b": [2, 1, 3], "flat": [nan, nan, nan]}), "saco")
     assert (found.maps, found.photos) == (("a", "b"), 2)
     assert found.ranks.tolist() == [1.5, 1.5]
+    often = mean_ranks(evaluation({"a": [1, 2, 3, 4], "b": [4, 3, 2, nan], "c": [5, nan, nan, nan]}), "saco")
+    assert (often.maps, often.photos) == (("b", "a"), 3)
     for table in ({"a": [1.0]}, {"a": [nan], "b": [nan]}, {"a": [1, nan], "b": [nan, 1]}):
         with pytest.raises(OptionError, match="nothing is ranked"):
             mean_ranks(evaluation(table), "saco")

@@ -393,6 +393,15 @@ def test_results_do_not_depend_on_batches(name: str) -> None:
         ({"batch_size": 0}, OptionError, "batch_size"),
         ({"baseline": "black"}, OptionError, "baseline"),
         ({"baseline": torch.zeros(2, 7)}, ShapeError, "broadcast"),
+        ({"baseline": None}, ShapeError, "broadcast"),
+        ({"seed": -1}, OptionError, "seed"),
+        ({"pixels": torch.full((3, SIDE, SIDE), float("nan"))}, ShapeError, "pixels hold NaN"),
+        ({"score": lambda x: x.mean((1, 2, 3)).to(torch.complex64)}, ShapeError, "one finite number"),
+        ({"score": lambda _: 0.5}, ShapeError, "score must return a tensor, got float"),
+        ({"shown": None}, ShapeError, "a map must be"),
+        ({"shown": "map"}, ShapeError, "a map must be"),
+        ({"shown": [[1.0, 2.0], [3.0]]}, ShapeError, "a map must be"),
+        ({"shown": cells(SIDE + 1, 4)}, MapError, "more than the input has pixels"),
     ],
 )
 def test_wrong_input_is_named(name: str, change: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -400,8 +409,31 @@ def test_wrong_input_is_named(name: str, change: dict[str, Any], error: type[Exc
     if "baseline" in change and name == "road":
         assert "baseline" not in inspect.signature(road).parameters
         return
-    with pytest.raises(error, match=text):
+    with pytest.raises(error, match=text) as raised:
         METRICS[name](given.pop("score"), given.pop("pixels"), given.pop("shown"), **given)
+    assert "\n" not in str(raised.value)
+
+
+@every
+def test_a_score_may_write_into_its_input(name: str) -> None:
+    x, values, whole = picture(), cells(5, 4), network()
+    before = x.clone()
+    numbers = []
+    for score in (lambda given: whole(given * 0.5 + 0.1), lambda given: whole(given.mul_(0.5).add_(0.1))):
+        found = METRICS[name](score, x, values)
+        numbers.append(found if isinstance(found, float) else found.mean if name == "sensitivity_n" else vars(found))
+        assert (x == before).all()
+    assert repr(numbers[0]) == repr(numbers[1])
+
+
+@every
+def test_a_score_may_say_yes_or_no(name: str) -> None:
+    whole, values = network(), cells(5, 4)
+    bound = whole(picture()).item()
+    found = [
+        METRICS[name](score, picture(), values) for score in (lambda x: whole(x) >= bound, lambda x: (whole(x) >= bound).double())
+    ]
+    assert repr(found[0]) == repr(found[1])
 
 
 def test_constant_maps_have_no_agreement() -> None:
@@ -409,7 +441,27 @@ def test_constant_maps_have_no_agreement() -> None:
     for value in (0.1, 1 / 3, 7.3):
         assert math.isnan(saco(score, x, np.full((5, 4), value)))
     assert math.isnan(saco(score, x, np.ones((5, 4)), by="cells"))
-    assert np.isnan(sensitivity_n(score, x, np.ones((5, 4))).correlations).all()
+    for value in (1.0, 0.1, 1 / 3, 1e300, 1e-320):
+        assert np.isnan(sensitivity_n(score, x, np.full((5, 4), value)).correlations).all()
+
+
+def test_a_score_that_does_not_change_agrees_with_no_map() -> None:
+    def same(x: Tensor) -> Tensor:
+        return torch.ones(len(x))
+
+    assert math.isnan(saco(same, picture(), cells(5, 4)))
+    assert math.isnan(sensitivity_n(same, picture(), cells(5, 4)).mean)
+
+
+def test_a_large_value_does_not_blur_the_order_of_the_others() -> None:
+    score, x, values = network(), picture(), cells(5, 4)
+    values[0, 0] = 10
+    areas = []
+    for sink in (10.0, 1e8):
+        values[0, 0] = sink
+        dense = np.kron(values, np.ones((5, 6)))[:SIDE]
+        areas.append([deletion(score, x, dense, by="pixels", steps=24, seed=seed).area for seed in range(3)])
+    assert areas[0] == pytest.approx(areas[1])
 
 
 def test_ties_come_in_the_order_of_the_seed() -> None:

@@ -52,5 +52,5 @@ def test_edges_of_an_explained_photo_have_its_layout() -> None:
         edge_map(explained, pixels[..., :32, :32])
     with pytest.raises(ShapeError, match="one input"):
         edge_map(explained, pixels[0, 0])
-    with pytest.raises(MapError, match="hold no pixel"):
+    with pytest.raises(MapError, match="more than the input has pixels"):
         edge_map(np.zeros((40, 40)), torch.zeros(3, 20, 20))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from visattn.evaluation import Causes, Evaluation, Findings, MapNumbers, mean_ranks
+from visattn.evaluation import Causes, Evaluation, Findings, MapNumbers, Protocol, mean_ranks
 from visattn.evaluation.causes.causes_page import causes_page
 from visattn.evaluation.evaluation_page import evaluation_page
 from visattn.evaluation.map_numbers import Curves
@@ -53,7 +53,7 @@ class Page(HTMLParser):
             self.tables[-1][-1].append(data)
 
 
-def evaluation(names: list[str], photos: int = 4) -> Evaluation:
+def evaluation(names: list[str], photos: int = 12) -> Evaluation:
     random, numbers = np.random.default_rng(0), []
     for place in range(photos):
         for number, name in enumerate(names):
@@ -66,12 +66,12 @@ def evaluation(names: list[str], photos: int = 4) -> Evaluation:
 
 def test_an_evaluation_shows_its_rows_and_curves() -> None:
     found = evaluation(["a", "<b>"])
-    page = Page(evaluation_page(found, "a <model>", "trained"))
+    page = Page(evaluation_page(found, "a <model>", "trained", Protocol()))
     assert page.references == []
     head, *rows = page.tables[0]
     assert head == ["map", "photos", "value", "beaten", *NULLS]
     for row, expected in zip(rows, found.rows(), strict=True):
-        assert row[:2] == [expected["map"], "4"]
+        assert row[:2] == [expected["map"], "12"]
         assert row[2].startswith(f"{expected['value']:.3g} (")
         assert all(cell.endswith(", beaten") for cell in row[4:])
     nulls, own = page.lines[:2]  # of the first panel
@@ -83,8 +83,20 @@ def test_an_evaluation_shows_its_rows_and_curves() -> None:
 
 def test_photos_without_nulls_and_one_photo_have_a_page() -> None:
     one = MapNumbers(0, "photo 0", "class 3", "a", {"saco": 0.5}, {"saco": {}})
-    page = Page(evaluation_page(Evaluation([one], ["saco"]), "model", "none"))
-    assert page.tables[0][1][:3] == ["a", "1", "0.5"]
+    page = Page(evaluation_page(Evaluation([one], ["saco"]), "model", "none", Protocol()))
+    assert page.tables[0][1] == ["a", "1", "0.5"]  # no share of nulls
+
+
+def test_few_photos_beat_no_kind_of_null() -> None:
+    rows = evaluation(["a"], 9).rows()
+    assert {rows[0][f"above {kind}"] for kind in NULLS} == {None}
+    assert {evaluation(["a"], 10).rows()[0][f"above {kind}"] for kind in NULLS} == {"yes"}
+
+
+def test_a_page_tells_its_settings() -> None:
+    text = evaluation_page(evaluation(["a"]), "model", "none", Protocol(steps=7, baseline="black", seed=3))
+    assert "steps 7, by pixels, replaced by: black, 5 nulls of a kind, seed 3" in text
+    assert "mean color" not in text
 
 
 def test_ranks_stand_in_their_place() -> None:
@@ -101,13 +113,13 @@ def test_ranks_stand_in_their_place() -> None:
 
 
 def test_causes_show_verdicts_and_networks() -> None:
-    values: Any = np.linspace(0.85, 0.99, 20)
-    controls = {name: np.full(20, 0.5) for name in ("shifted copies", "center prior", "cause without effect")}
+    values: Any = np.linspace(0.85, 0.99, 40)
+    controls = {name: np.full(40, 0.5) for name in ("shifted copies", "center prior", "cause without effect")}
     several = [
-        Findings("mine & yours", "mark", "cnn", f"mark_cnn_{seed}", (8, 8), values, np.ones(20), controls) for seed in range(2)
+        Findings("mine & yours", "mark", "cnn", f"mark_cnn_{seed}", (8, 8), values, np.ones(40), controls) for seed in range(2)
     ]
     left_out = Findings("mine & yours", "mark", "vit", "mark_vit_0", left_out="needs a CNN")
-    text = causes_page(Causes([*several, left_out]), 20, 2)
+    text = causes_page(Causes([*several, left_out]), 40, 2)
     page = Page(text)
     assert page.references == []
     verdict = dict(zip(*page.tables[0], strict=True))

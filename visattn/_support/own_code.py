@@ -63,6 +63,15 @@ def function_of(name: str, kind: type[VisattnError]) -> Callable[..., Any]:
     return chosen
 
 
+def modules_beside(file: Path) -> list[Path]:
+    """Return the files of modules that were imported from the folder of a user's file, or from below it; installed ones are not."""
+    own, paths = file.resolve(), {Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]}
+    found = {
+        path.resolve() for path in paths if path.is_absolute() and path.suffix == ".py" and "site-packages" not in path.parts
+    }
+    return sorted(path for path in found - {own} if path.is_relative_to(own.parent))
+
+
 @contextmanager
 def running(folder: Path, what: str, fix: str, kind: type[VisattnError]) -> Iterator[None]:
     """Run the user's code and turn its errors into errors of `kind`.

@@ -21,6 +21,7 @@ from visattn.evaluation.units import Units, units_of
 
 Array = NDArray[np.float64]
 SIZES = tuple(step / 10 for step in range(1, 9))
+_ROUNDING, _TINY = 1e-12, np.finfo(np.float64).tiny  # of sums, relative to the largest
 
 
 def saco(
@@ -51,7 +52,7 @@ def saco(
         seed: See `deletion`.
 
     Returns:
-        A number from -1 to 1. For a constant map it is not defined: NaN.
+        A number from -1 to 1. It is not defined, NaN, for a constant map, and where all groups lose the same.
 
     Raises:
         OptionError: If a number is out of range, or a word unknown.
@@ -60,7 +61,8 @@ def saco(
 
     Reference:
         Wu et al., "On the Faithfulness of Vision Transformer Explanations", CVPR 2024, arXiv:2404.01415, algorithm 1. Differs: means
-        instead of sums, which are the same number for groups of equal size; equal values come in random order.
+        instead of sums, which are the same number for groups of equal size; equal values come in random order; the paper gives 1 to every
+        map where all groups lose the same.
     """
     pixels = one_input(pixels)
     units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by, seed)
@@ -71,7 +73,7 @@ def saco(
     for group, part in enumerate(parts):
         chosen[group, part] = True
     losses = _losses(score, pixels, units, chosen, background(pixels, baseline), batch_size)
-    if np.ptp(units.values) == 0:
+    if np.ptp(units.values) == 0 or np.ptp(losses) == 0:
         return float("nan")
     means = np.array([units.values[part].mean() for part in parts])
     first, second = np.triu_indices(groups, 1)
@@ -159,20 +161,21 @@ class RandomSets:
     def correlations(self, values: Array) -> SensitivityN:
         """Return the correlations of sums of values, `(units,)`, with the losses."""
         sums = self.chosen @ values
-        found = [_pearson(one, losses) for one, losses in zip(sums, self.losses, strict=True)]
-        return SensitivityN(self.chosen[:, 0].mean(-1), np.array(found))
+        found = pearson(sums[..., None], self.losses[..., None])[:, 0]
+        return SensitivityN(self.chosen[:, 0].mean(-1), found)
 
     def resampled(self, values: Array, resamples: int, seed: int) -> Array:
-        """Return the mean correlation of several maps, `(units, maps)`, then those of resampled sets: `(1 + resamples, maps)`."""
+        """Return the mean correlation of several maps, `(units, maps)`, then those of resampled sets: `(1 + resamples, maps)`.
+
+        Sizes whose correlation is not defined do not count; NaN where none is.
+        """
         sums, random, count = self.chosen @ values, np.random.default_rng(seed), self.chosen.shape[1]
         drawn = [np.arange(count), *random.integers(count, size=(resamples, count))]
         found = np.empty((len(drawn), values.shape[1]))
         for number, sets in enumerate(drawn):
-            own, losses = sums[:, sets], self.losses[:, sets, None]
-            own, losses = own - own.mean(1, keepdims=True), losses - losses.mean(1, keepdims=True)
-            lengths = np.sqrt((own**2).sum(1) * (losses**2).sum(1))
-            with np.errstate(invalid="ignore"):
-                found[number] = ((own * losses).sum(1) / lengths).mean(0)
+            of_sizes = pearson(sums[:, sets], self.losses[:, sets, None])
+            defined = ~np.isnan(of_sizes)
+            found[number] = np.where(defined, of_sizes, 0).sum(0) / np.where(defined.any(0), defined.sum(0), np.nan)
         return found
 
 
@@ -188,6 +191,7 @@ def random_sets(
 ) -> RandomSets:
     """Draw the sets of `sensitivity_n`, whose arguments and errors these are, and measure their losses."""
     at_least("subsets", subsets, 2)
+    at_least("seed", seed, 0)
     shares = [between(fraction, 0, 1, "a fraction") for fraction in fractions]
     if not shares or min(shares) <= 0 or max(shares) >= 1:
         raise OptionError(f"fractions must lie above 0 and below 1, got {list(fractions)}.")
@@ -209,8 +213,19 @@ def _losses(score: Score, pixels: Tensor, units: Units, chosen: NDArray[np.bool_
     return losses
 
 
-def _pearson(one: Array, two: Array) -> float:
-    """Return the correlation; NaN if all numbers of one side are equal."""
-    if np.ptp(one) == 0 or np.ptp(two) == 0:
-        return float("nan")
-    return float(np.corrcoef(one, two)[0, 1])
+def pearson(one: Array, two: Array) -> Array:
+    """Return the correlations along the second axis; NaN where the numbers of one side are equal but for rounding."""
+    found: Array = (_standardized(one) * _standardized(two)).sum(1)
+    return found
+
+
+def _standardized(numbers: Array) -> Array:
+    """Return numbers minus their mean along the second axis, over their length; NaN where they are equal but for rounding."""
+    scale = np.abs(numbers).max(1, keepdims=True)
+    scaled = np.divide(numbers, scale, out=np.zeros(numbers.shape), where=scale >= _TINY)
+    centered = scaled - scaled.mean(1, keepdims=True)
+    lengths = np.sqrt((centered**2).sum(1, keepdims=True))
+    found: Array = np.divide(
+        centered, lengths, out=np.full(numbers.shape, np.nan), where=lengths > _ROUNDING * np.sqrt(numbers.shape[1])
+    )
+    return found

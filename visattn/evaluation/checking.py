@@ -43,6 +43,7 @@ SHARES = 0.1, 0.3, 0.5  # of the cells that a set holds
 MOST_SETS, AT_ONCE = 1536, 48
 RESAMPLES, COPIES, SAMPLES = 300, 100, 3
 _ROUNDING = 1e-5  # of a score in float32, relative to it
+_EQUAL, _ALIKE = 1e-12, 1e-3  # differences of values of a map, and of two runs of a method, relative to the largest value
 OTHERS = {  # methods of another family, the first that applies
     "from_attention": ("gradcam", "captum.saliency"),
     "from_features": ("gradcam", "captum.saliency"),
@@ -137,20 +138,25 @@ def check(explanation: Explanation, *, seconds: float = 20.0, sets: int | None =
         Numbers with intervals.
 
     Raises:
-        OptionError: If the model that made the map is not known or is gone, the map has components, or a number is out of range.
+        OptionError: If the model that made the map is not known or is gone, or gives another map now; if the map has components; or if a
+            number is out of range.
     """
     between(seconds, 0, float("inf"), "seconds")
     at_least("nulls", nulls, 25)
+    at_least("seed", seed, 0)
+    if sets is not None:
+        at_least("sets", sets)
+    began = time.perf_counter()
     asked = _Asked.of(explanation, seed)
+    one = _same_map(asked)
     tests: dict[str, Callable[[float], tuple[dict[str, Any], int]]] = {
         "perturbation": lambda end: _perturbation(asked, sets, nulls, end),
         "another family": lambda _end: _another_family(asked),
         "sinks": lambda _end: (_sinks(explanation), 0),
-        "robustness": lambda end: _robustness(asked, end if sets is None else float("inf")),
+        "robustness": lambda end: _robustness(asked, one, end if sets is None else float("inf")),
     }
-    began = time.perf_counter()
     ends = {"perturbation": began + seconds / 2}
-    facts, left_out, maps = dict[str, Any](), dict[str, str](), 0
+    facts, left_out, maps = dict[str, Any](), dict[str, str](), 1
     for name, test in tests.items():
         try:
             found, count = test(ends.get(name, began + seconds))
@@ -201,6 +207,21 @@ class _Asked:
         return cls(explain, explanation.panel, model, prepared, _class_of(question.target, explanation), seed)
 
 
+def _same_map(asked: _Asked) -> float:
+    """Return how long a map takes, of the model as it is now.
+
+    Raises:
+        OptionError: If it is not the map that is checked.
+    """
+    began = time.perf_counter()
+    again, shown = (one.values.detach().double().cpu() for one in (asked.explain(asked.explain.pixels), asked.shown))
+    if again.shape != shown.shape or float((again - shown).abs().max()) > _ALIKE * float(shown.abs().max()):
+        raise OptionError(
+            "the model gives another map of this photo now, so its weights or its mode have changed. Explain again."
+        )
+    return time.perf_counter() - began
+
+
 def _perturbation(asked: _Asked, sets: int | None, nulls: int, end: float) -> tuple[dict[str, Any], int]:
     """Return the rank of the map by random sets of cells."""
     prepared, target = with_target(asked.model, asked.prepared, asked.target)
@@ -213,11 +234,15 @@ def _perturbation(asked: _Asked, sets: int | None, nulls: int, end: float) -> tu
     values = np.stack([units_of(shown, units.index.shape, "cells").values for shown in (pooled, *blind)], 1)
     if np.ptp(drawn.losses) <= _ROUNDING * max(abs(float(before)), 1e-30):
         raise OptionError("the score does not change when cells are replaced")
-    found = drawn.resampled(values, RESAMPLES, asked.seed)  # (1 + resamples, maps)
-    if np.isnan(found[:, 0]).any():
+    if np.ptp(values[:, 0]) <= _EQUAL * np.abs(values[:, 0]).max():
         raise OptionError("the map is constant")
-    known = ~np.isnan(found).any(0)  # the edges of an even photo have no correlation
-    own, others = found[:, :1], found[:, known][:, 1:]
+    found = drawn.resampled(values, RESAMPLES, asked.seed)  # (1 + resamples, maps)
+    is_known = ~np.isnan(found[0])  # the edges of an even photo have no correlation
+    usable = ~np.isnan(found[:, is_known]).any(1)  # in some draws of the sets no score changes
+    if not is_known[0] or usable.sum() <= RESAMPLES / 2:
+        raise OptionError("too few of the replaced cells change the score")
+    found = found[usable][:, is_known]
+    own, others = found[:, :1], found[:, 1:]
     ranks = 1 + (others > own).sum(1) + (others == own).sum(1) / 2
     score = ", ".join(text.partition(" = ")[0] for text in recording.provenance.target or ()) or "the score"
     told = {"score": score, "sets": drawn.losses.size, "nulls": others.shape[1]}
@@ -265,19 +290,18 @@ def _sinks(explanation: Explanation) -> dict[str, Any]:
     return {"sinks": len(at), "share_of_sinks": share}
 
 
-def _robustness(asked: _Asked, end: float) -> tuple[dict[str, Any], int]:
-    """Return the robustness of the map.
+def _robustness(asked: _Asked, one: float, end: float) -> tuple[dict[str, Any], int]:
+    """Return the robustness of the map; `one` is how long a map takes.
 
     Raises:
         OptionError: If the time does not suffice.
     """
-    began, count = time.perf_counter(), 2 * SAMPLES + 8
-    asked.explain(asked.explain.pixels)
-    needed = (time.perf_counter() - began) * count
+    count = 2 * SAMPLES + 8
+    needed = one * count
     if time.perf_counter() + needed > end:
         raise OptionError(f"{count} more maps take about {needed:.0f} s, which is more than is left; pass more seconds")
     found = robustness(asked.explain, asked.explain.pixels, samples=SAMPLES, seed=asked.seed)
-    return {"robustness": found}, count + 1
+    return {"robustness": found}, count
 
 
 def _class_of(target: Target, explanation: Explanation) -> Target:

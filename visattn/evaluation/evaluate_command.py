@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,7 +25,7 @@ from visattn.core.command_line.shared_options import (
     target_options,
 )
 from visattn.core.command_line.talk import note
-from visattn.errors import OptionError, OutputError, UnsupportedModel
+from visattn.errors import OptionError, OutputError, UnsupportedModel, VisattnError
 from visattn.evaluation.choices import By, Replacement
 
 if TYPE_CHECKING:
@@ -104,8 +105,10 @@ def evaluate_command(
     visattn evaluate photos --model resnet50 --methods "" --maps my_maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
     sources = _sources(photos, output)
-    journal = prepared_folder(output, _JOURNAL, overwrite=overwrite)
-    evaluator = _evaluator(methods, maps, metrics, masks, journal, options)
+    if maps or masks is not None:
+        _check_names(sources)
+    journal = prepared_folder(output, _JOURNAL)
+    evaluator = _evaluator(methods, maps, metrics, masks, journal, overwrite, options)
     each = Each(True, debug, fatal=(UnsupportedModel, OptionError, OutputError))
     _measure(evaluator, sources, maps, masks, each, quiet, options)
     if not evaluator.numbers:
@@ -119,17 +122,19 @@ def evaluate_command(
         "rows": without_nan(rows),
         "numbers": [without_nan({"map": one.map, **vars(one)}) for one in evaluator.numbers],
     }
+    page = evaluation_page(evaluator.evaluation, whole["model"], whole["weights"], evaluator.how)
     written = [
         write_whole(output / _TABLE, to_csv(rows).encode()),
         write_whole(output / _WHOLE, to_json(whole).encode()),
-        write_whole(output / _PAGE, evaluation_page(evaluator.evaluation, whole["model"], whole["weights"]).encode()),
+        write_whole(output / _PAGE, page.encode()),
     ]
     for text in dict.fromkeys(f"{one.map} is left out: {one.left_out}" for one in evaluator.numbers if one.left_out):
         note(quiet, text)
     shown = to_text([{name: row[name] for name in _SHOWN} for row in rows])
     click.echo(to_json({"output": [printable(str(path)) for path in written], **whole}) if as_json else shown)
     note(quiet, *(f"wrote {path}" for path in written))
-    return each.exit_code(len(evaluator.numbers))
+    measured = sum(not one.left_out for one in evaluator.numbers)
+    return each.exit_code(measured) if measured else VisattnError.exit_code
 
 
 def _sources(photos: tuple[str, ...], output: Path) -> list[str]:
@@ -152,8 +157,22 @@ def _sources(photos: tuple[str, ...], output: Path) -> list[str]:
     return sources
 
 
+def _check_names(sources: list[str]) -> None:
+    """Raise OptionError if two photos have one name, by which their maps and masks are found."""
+    names = Counter(Path(source).stem for source in sources)
+    name, count = names.most_common(1)[0]
+    if count > 1:
+        raise OptionError(f"{count} photos are called {printable(name)}, so their maps cannot be told apart. Rename them.")
+
+
 def _evaluator(
-    methods: str, maps: tuple[Path, ...], metrics: str, masks: Path | None, journal: Path, options: dict[str, Any]
+    methods: str,
+    maps: tuple[Path, ...],
+    metrics: str,
+    masks: Path | None,
+    journal: Path,
+    overwrite: bool,
+    options: dict[str, Any],
 ) -> Evaluator:
     from visattn.evaluation import Evaluator, Protocol
     from visattn.evaluation.stored_maps import name_of
@@ -175,6 +194,7 @@ def _evaluator(
         how,
         masked=masks is not None,
         journal=journal,
+        anew=overwrite,
         target=options["target"],
         weights=options["weights"],
         device=options["device"],

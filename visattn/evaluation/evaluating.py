@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +19,10 @@ from torch import nn
 from visattn._support.checks import as_list, one_each, one_of
 from visattn._support.modes import in_own_modes
 from visattn._support.options import with_options
-from visattn._support.sampled_weights import sampled_weights
 from visattn._support.typed import typed
 from visattn.core.families import provenance_of
 from visattn.core.images import image_facts
+from visattn.core.loading.weights import state_digest
 from visattn.core.maps import AttentionMap
 from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.answering import with_target
@@ -44,6 +44,7 @@ from visattn.evaluation.nulls import blind_maps, copies_of
 Drawing: TypeAlias = Callable[[], MapLike]
 Found: TypeAlias = float | Curve
 ByKind: TypeAlias = dict[str, dict[str, list[Found]]]  # what metrics find for nulls, by metric and kind
+_NO_FILE = "image"  # name of a photo that was no file, whose digest is that of its pixels
 STANDARD: tuple[MetricName, ...] = ("deletion", "insertion", "saco")
 
 
@@ -64,6 +65,7 @@ def evaluate(
     batch_size: int = 32,
     baseline: Replacement | None = None,
     journal: str | os.PathLike[str] | None = None,
+    anew: bool = False,
     target: Of = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
@@ -89,6 +91,7 @@ def evaluate(
         baseline: See `Protocol`.
         journal: File that keeps the numbers of each map as soon as they are known (JSON lines). A run that finds it there goes on where the
             earlier one stopped.
+        anew: Whether to forget what the journal holds.
         target: See `visattn.explain`.
         weights: See `visattn.load_model`; only if `model` is a name.
         seed: Seed of nulls and metrics, and of random weights.
@@ -117,6 +120,7 @@ def evaluate(
         how,
         masked=masks is not None,
         journal=journal,
+        anew=anew,
         target=target,
         weights=weights,
         device=device,
@@ -132,6 +136,7 @@ class Evaluator:
     """Evaluation of photos that are given one by one; see `evaluate`.
 
     Attributes:
+        how: How metrics are computed.
         numbers: Numbers of each map of each photo so far.
         provenance: Model and weights.
     """
@@ -146,6 +151,7 @@ class Evaluator:
         *,
         masked: bool = False,
         journal: str | os.PathLike[str] | None = None,
+        anew: bool = False,
         target: Of = None,
         weights: str | os.PathLike[str] = "auto",
         device: str | torch.device = "cpu",
@@ -161,6 +167,7 @@ class Evaluator:
             how: How metrics are computed.
             masked: Whether photos have masks.
             journal: See `evaluate`.
+            anew: See `evaluate`.
             target: See `evaluate`.
             weights: See `evaluate`.
             device: See `evaluate`.
@@ -174,43 +181,56 @@ class Evaluator:
         self._metrics = [one_of(metric, known, "metric") for metric in metrics]
         if not metrics or not (methods or maps):
             raise OptionError("there must be a metric, and a method or maps.")
+        for what, names in (("metrics", metrics), ("maps", (*methods, *maps))):
+            if len(set(names)) < len(names):
+                raise OptionError(f"two {what} have one name: {', '.join(names)}.")
+        if journal is not None and callable(target):
+            raise OptionError("a journal cannot tell one target that is a function from another. Leave journal out.")
         questions = {method: asked_of(method, target, options, how.seed) for method in methods}
         self._questions = {name: asked.question for name, asked in questions.items()}
         self._preprocessing = asked_of("auto", target, options, how.seed).how
         self._model, self._notes = model_of(model, self._preprocessing, weights=weights, seed=how.seed, device=device)
         self._target = _scored(target, {name: options[name] for name in TargetOptions.__annotations__ if name in options})
-        self._how, self.provenance, self.numbers = how, provenance_of(self._model), list[MapNumbers]()
+        self.how, self.provenance, self.numbers = how, provenance_of(self._model), list[MapNumbers]()
         settings = {
             "model": self.provenance.model,
-            "weights": _digest(self._model),
+            "weights": state_digest(self._model),
+            "visattn": version("visattn"),
             "methods": list(methods),
             "maps": list(maps),
-            "metrics": self._metrics,
+            "metrics": sorted(self._metrics),
             "protocol": asdict(how),
             "target": repr(self._target),
             "preprocessing": repr(self._preprocessing),
         }
-        self._journal = EvaluationJournal(None if journal is None else Path(journal), settings)
+        self._journal = EvaluationJournal(None if journal is None else Path(journal), settings, anew=anew)
 
     @property
     def evaluation(self) -> Evaluation:
         """Numbers so far, with their tables."""
         return Evaluation(self.numbers, self._metrics)
 
-    def add(self, image: Any, maps: Mapping[str, MapLike | Drawing], mask: MaskLike | None = None, place: int = 0) -> None:  # noqa: ANN401
+    def add(
+        self,
+        image: Any,  # noqa: ANN401 - see `evaluate`
+        maps: Mapping[str, MapLike | Drawing],
+        mask: MaskLike | None = None,
+        place: int | None = None,
+    ) -> None:
         """Measure all maps of a photo that are not in the journal.
 
         Args:
             image: The photo.
             maps: Its maps of other origin, by name, or functions that draw them if they are not in the journal.
             mask: Its mask, for metrics of places.
-            place: Number of the photo, which decides its nulls.
+            place: Number of the photo, which decides its nulls; None: that of photos so far.
 
         Raises:
             VisattnError: If the photo cannot be read or does not fit the model.
         """
+        place = len({one.place for one in self.numbers}) if place is None else place
         prepared = prepare_with([read(image, self._preprocessing)], self._model, self._preprocessing)
-        photo = replace(prepared.with_notes(*self._notes), seed=self._how.seed)
+        photo = replace(prepared.with_notes(*self._notes), seed=self.how.seed)
         asked = {**self._questions, **maps}
         sources = {name: _source(photo, shown, mask) for name, shown in asked.items()}
         known = {name: self._journal.known(place, sources[name], name) for name in asked}
@@ -242,15 +262,15 @@ class Evaluator:
     def _drawn(self, photo: Prepared, shown: Question | MapLike | Drawing) -> AttentionMap:
         """Return the map that answers a question, or one that is given, on the input of the model."""
         if isinstance(shown, Question):
-            return explained(self._model, [photo], shown, seed=self._how.seed)[0].panel
-        return on_input(shown() if callable(shown) else shown, photo.geometry)
+            return explained(self._model, [photo], shown, seed=self.how.seed)[0].panel
+        return _own_map(shown() if callable(shown) else shown, photo)
 
     def _of_map(self, photo: _OfPhoto, shown: AttentionMap) -> tuple[dict[str, Found], ByKind]:
         """Return what each metric finds for a map, and for its nulls by kind."""
         own = {name: self._found(name, photo, shown) for name in self._metrics}
-        if not self._how.nulls:
+        if not self.how.nulls:
             return own, {name: {} for name in self._metrics}
-        seed, count = self._how.seed + photo.place, self._how.nulls
+        seed, count = self.how.seed + photo.place, self.how.nulls
         layout = shown.layout.grid, shown.layout.box
         if layout not in photo.blind:
             photo.blind[layout] = self._by_kind(photo, blind_maps(shown, photo.scored.pixels, count=count, seed=seed))
@@ -265,7 +285,7 @@ class Evaluator:
 
     def _found(self, name: str, photo: _OfPhoto, shown: AttentionMap) -> Found:
         if name in METRICS:
-            return METRICS[name].compute(photo.scored, shown, self._how)
+            return METRICS[name].compute(photo.scored, shown, self.how)
         try:
             return math.nan if photo.mask is None else float(LOCATED[name].compute(shown, photo.mask))
         except MapError:  # such as a share of a sum with negative values
@@ -315,13 +335,31 @@ def _source(photo: Prepared, shown: Question | MapLike | Drawing, mask: MaskLike
     if mask is not None:
         digest.update(as_mask(mask).tobytes())
     if not isinstance(shown, Question) and not callable(shown):
-        digest.update(as_map(shown).numpy().tobytes())
+        digest.update(_content(shown))
     return digest.hexdigest()
 
 
-def _digest(model: nn.Module) -> str:
-    """Return a digest of some values of all weights, by which a later run knows them."""
-    return hashlib.sha256(json.dumps(sampled_weights(model)).encode()).hexdigest()
+def _content(shown: MapLike) -> bytes:
+    """Return what tells a map that is given from others; nothing for one that is refused later."""
+    try:
+        found = as_map(shown)
+    except VisattnError:
+        return b""
+    return repr((found.values.shape, found.layout)).encode() + found.values.detach().double().cpu().numpy().tobytes()
+
+
+def _own_map(shown: MapLike, photo: Prepared) -> AttentionMap:
+    """Return a map that is given, with its place on the photo.
+
+    Raises:
+        MapError: If it is known to be of another photo, or of another part of it.
+    """
+    found = as_map(shown)
+    facts, known = image_facts(photo.photo), found.provenance
+    is_other_file = facts.sha256 != known.image_sha256 and not {facts.name, known.image} & {_NO_FILE, None}
+    if is_other_file or known.geometry not in (None, photo.geometry):
+        raise MapError("the map was made for another photo, or for another crop of it.")
+    return on_input(found, photo.geometry)
 
 
 def _scored(target: Of, options: Mapping[str, Any]) -> Target:

@@ -35,13 +35,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 class EvaluationJournal:
     """Numbers that are known from an earlier run, and the file that new ones are added to."""
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], *, anew: bool = False) -> None:
         """Read what an earlier run has written; see `JournalFile`.
 
         Raises:
             OutputError: See `JournalFile`.
         """
-        self._file = JournalFile(path, "evaluation", settings, _Line)
+        self._file = JournalFile(path, "evaluation", settings, _Line, anew=anew)
         lengths = dict[str, int]()  # of the curves of each metric
         for number, line in enumerate(self._file.lines, 2):
             if not _is_whole(line, set(settings["metrics"]), lengths):

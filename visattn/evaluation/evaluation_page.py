@@ -9,27 +9,29 @@ import numpy as np
 
 from visattn._support.tables import Row
 from visattn.errors import MissingExtra, OptionError
-from visattn.evaluation.map_numbers import Evaluation
-from visattn.evaluation.metric_table import LOCATED, METRICS, is_higher_better
+from visattn.evaluation.map_numbers import LEAST, Evaluation
+from visattn.evaluation.metric_table import LOCATED, METRICS, Protocol, is_higher_better
 from visattn.evaluation.nulls import NULLS
 from visattn.evaluation.rank_statistics import mean_ranks
 from visattn.evaluation.report.figures import curve_panel, ranks_figure
 from visattn.evaluation.report.page import Section, html_page
 
 
-def evaluation_page(evaluation: Evaluation, model: str, weights: str) -> str:
+def evaluation_page(evaluation: Evaluation, model: str, weights: str, how: Protocol) -> str:
     """Return the page of an evaluation, one part for each metric.
 
     Args:
         evaluation: The numbers.
         model: Name of the model.
         weights: Origin of its weights.
+        how: How the metrics were computed.
     """
     photos = len({one.place for one in evaluation.numbers})
     lead = [
         "Each value is a mean over photos, with its 95 % interval. Beside it stands the share of the map's nulls that it beats: shifted "
         "and flipped copies of the map, smooth noise, a center prior, and the edges of the photo. One half is chance. A kind of null is "
-        "beaten if the interval of the difference on the same photos lies on the better side of zero.",
+        f"beaten if the interval of the difference on the same photos lies on the better side of zero; with fewer than {LEAST} photos, "
+        "intervals are too narrow, and no kind is called beaten.",
         "A metric tells how a score falls when parts of a photo are changed. It does not know what the model looks at: an edge map that "
         "never saw the model can have a good number. So a map that does not beat its edges has shown nothing.",
     ]
@@ -38,7 +40,9 @@ def evaluation_page(evaluation: Evaluation, model: str, weights: str) -> str:
     left_out = list(dict.fromkeys(f"{one.map}: {one.left_out}" for one in evaluation.numbers if one.left_out))
     if left_out:
         sections.append(Section("Left out", left_out))
-    foot = [f"{model}, weights: {weights}", f"{photos} photo{'s' * (photos != 1)}, visattn {version('visattn')}"]
+    baseline = f"replaced by: {how.baseline or 'the default of each metric'}"
+    settings = f"steps {how.steps}, by {how.by}, {baseline}, {how.nulls} nulls of a kind, seed {how.seed}"
+    foot = [f"{model}, weights: {weights}", settings, f"{photos} photo{'s' * (photos != 1)}, visattn {version('visattn')}"]
     return html_page(f"Maps of {model}", lead, sections, foot)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from visattn._support.checks import shown as brief_of
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps import AttentionMap
 from visattn.core.pipeline.explanation import Explanation
@@ -33,7 +34,7 @@ def as_map(shown: MapLike) -> AttentionMap:
             all its numbers, as captum gives them, which are summed over channels. It may stand alone in a list, as torch-cam gives it.
 
     Raises:
-        ShapeError: If an array has other axes or no numbers.
+        ShapeError: If it is no map, or an array with other axes or without numbers.
     """
     if isinstance(shown, AttentionMap):
         return shown
@@ -41,7 +42,10 @@ def as_map(shown: MapLike) -> AttentionMap:
         return shown.map
     if isinstance(shown, list) and len(shown) == 1:
         return as_map(shown[0])
-    values, notes = torch.as_tensor(shown), tuple[str, ...]()
+    try:
+        values, notes = torch.as_tensor(shown), tuple[str, ...]()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"a map must be an AttentionMap, an explanation or an array, got {brief_of(shown)}.") from error
     if values.ndim == 4 and len(values) == 1 and values.shape[1] > 1:
         values, notes = values.sum(1), (f"sum of attributions over {values.shape[1]} channels",)
     while values.ndim > 2 and len(values) == 1:
@@ -49,7 +53,7 @@ def as_map(shown: MapLike) -> AttentionMap:
     if values.ndim != 2 or not values.numel() or values.is_complex():
         raise ShapeError(
             "an array must be numbers (rows, columns), (1, rows, columns), or attributions of one input (1, C, rows, columns); "
-            f"got {torch.as_tensor(shown).dtype} {tuple(torch.as_tensor(shown).shape)}."
+            f"got {values.dtype} {tuple(values.shape)}."
         )
     layout = TokenLayout(ARRAY, (), tuple(values.shape), Box(0, 0, *values.shape))
     provenance = Provenance(notes=notes)

@@ -30,7 +30,7 @@ class JournalFile(Generic[Line]):
         lines: The results so far.
     """
 
-    def __init__(self, path: Path | None, of: str, settings: Mapping[str, Any], kind: type[Line]) -> None:
+    def __init__(self, path: Path | None, of: str, settings: Mapping[str, Any], kind: type[Line], *, anew: bool = False) -> None:
         """Read what an earlier run has written.
 
         Args:
@@ -38,6 +38,7 @@ class JournalFile(Generic[Line]):
             of: What the journal is of, such as `evaluation`.
             settings: What decides the results, as JSON.
             kind: Type of a line.
+            anew: Whether to forget an earlier run.
 
         Raises:
             OutputError: If the file is no such journal, is of a run with other settings, or cannot be read or written.
@@ -47,7 +48,7 @@ class JournalFile(Generic[Line]):
             return
         known = decoded(msgspec.json.encode(dict(settings)), dict[str, Any], "settings")  # as they are read from a file
         try:
-            content = path.read_bytes() if path.exists() else b""
+            content = path.read_bytes() if path.exists() and not anew else b""
             whole = content[: content.rfind(b"\n") + 1]  # the last line may be torn
             if whole:
                 self._read(path, whole.splitlines(), known, kind)
@@ -56,6 +57,8 @@ class JournalFile(Generic[Line]):
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(msgspec.json.encode(_Head(of, known)) + b"\n")
+        except OutputError:  # which is an OSError, too
+            raise
         except OSError as error:
             refused = refusal(error, path)
             raise refused from error

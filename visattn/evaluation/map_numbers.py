@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
+LEAST = 10  # photos from which a kind of null is called beaten
+
+
 class Curves(NamedTuple):
     """Curve of a map by one metric, and the mean curve of its nulls.
 
@@ -98,20 +101,21 @@ class Evaluation:
 
         `beaten` is the mean share of the photo's own nulls that the map beats; one half is chance. For each kind of null there is the mean
         number, and whether the map is better on the same photos: `yes` if the interval of the difference lies on the better side of 0,
-        `worse` if it lies on the other, else `no`.
+        `worse` if it lies on the other, else `no`; None for fewer than ten photos, whose intervals are too narrow.
         """
         return [self._row(name, metric) for metric in self.metrics for name in self.maps]
 
     def _row(self, name: str, metric: str) -> Row:
         chosen = [one for one in self.numbers if one.map == name and not one.left_out and not math.isnan(one.own[metric])]
         own, sign = np.array([one.own[metric] for one in chosen]), 1 if is_higher_better(metric) else -1
+        beaten = np.array([one.beaten(metric) for one in chosen])
         row: dict[str, float | str | None] = {
             "metric": metric,
             "better": "higher" if is_higher_better(metric) else "lower",
             "map": name,
             "photos": len(chosen),
             **_described("value", own),
-            **_described("beaten", np.array([one.beaten(metric) for one in chosen])),
+            **_described("beaten", beaten[~np.isnan(beaten)]),
         }
         for kind in NULLS:
             null = np.array([np.mean(one.nulls[metric].get(kind, math.nan)) for one in chosen])
@@ -134,8 +138,8 @@ def _described(name: str, values: Array) -> Row:
 
 
 def _verdict(better: Array) -> str | None:
-    """Return whether a mean difference is above 0, by its interval; None for fewer than two photos."""
-    if len(better) < 2:
+    """Return whether a mean difference is above 0, by its interval; None for few photos."""
+    if len(better) < LEAST:
         return None
     low, high = mean_interval(better)
     return "yes" if low > 0 else "worse" if high < 0 else "no"

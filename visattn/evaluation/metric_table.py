@@ -55,6 +55,7 @@ class Protocol:
         at_least("steps", self.steps)
         at_least("batch_size", self.batch_size)
         at_least("nulls", self.nulls, 0)
+        at_least("seed", self.seed, 0)
         one_of(self.by, get_args(By), "unit")
         if self.baseline is not None:
             one_of(self.baseline, get_args(Replacement), "baseline")
@@ -151,24 +152,24 @@ METRICS: dict[str, Metric] = {
             photo.score, photo.pixels, shown, steps=how.steps, **photo.replaced(how), **how.common
         ),
         higher=False,
-        text="area under the score while the first pixels take the mean color",
+        text="area under the score while the first pixels are replaced",
     ),
     "insertion": Metric(
         lambda photo, shown, how: insertion(
             photo.score, photo.pixels, shown, steps=how.steps, **photo.replaced(how), **how.common
         ),
         higher=True,
-        text="area under the score while the first pixels come into the blurred photo",
+        text="area under the score while the first pixels come into the baseline",
     ),
     "positive": Metric(
         lambda photo, shown, how: _blackened(photo, shown, how, "positive"),
         higher=False,
-        text="area from 0 to 0.9 under the score while the first pixels turn black",
+        text="area from 0 to 0.9 under the score while the first pixels are replaced",
     ),
     "negative": Metric(
         lambda photo, shown, how: _blackened(photo, shown, how, "negative"),
         higher=True,
-        text="area from 0 to 0.9 under the score while the last pixels turn black",
+        text="area from 0 to 0.9 under the score while the last pixels are replaced",
     ),
     "saco": Metric(
         lambda photo, shown, how: saco(photo.score, photo.pixels, shown, **photo.replaced(how), **how.common),

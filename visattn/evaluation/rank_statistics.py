@@ -57,11 +57,11 @@ def mean_ranks(evaluation: Evaluation, metric: str, *, level: float = 0.05) -> M
         level: Probability that maps which do not differ are told apart somewhere.
 
     Returns:
-        The ranks. Maps that were left out for some photo are left out for all.
+        The ranks, over photos for which every map has a number. A map without a number on half of the photos or more is not ranked.
 
     Raises:
         MissingExtra: If scipy is not installed.
-        OptionError: If the metric was not measured, or fewer than two maps have numbers for every photo.
+        OptionError: If the metric was not measured, or no photo has numbers of two maps or more.
 
     Reference:
         Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006, section 3.2.2.
@@ -74,9 +74,11 @@ def mean_ranks(evaluation: Evaluation, metric: str, *, level: float = 0.05) -> M
         raise OptionError(f"metric must be one of {', '.join(evaluation.metrics)}, got {metric}.")
     photos = list(dict.fromkeys(one.place for one in evaluation.numbers))
     numbers = {(one.place, one.map): one.own.get(metric, math.nan) for one in evaluation.numbers}
-    maps = [name for name in evaluation.maps if all((photo, name) in numbers for photo in photos)]
-    table = np.array([[numbers[photo, name] for name in maps] for photo in photos]).reshape(len(photos), len(maps))
-    kept = ~np.isnan(table).all(0)  # maps with any number
+    maps = evaluation.maps
+    table = np.array([[numbers.get((photo, name), math.nan) for name in maps] for photo in photos]).reshape(
+        len(photos), len(maps)
+    )
+    kept = np.isnan(table).mean(0) < 0.5
     maps, table = [name for name, keeps in zip(maps, kept, strict=True) if keeps], table[:, kept]
     table = table[~np.isnan(table).any(1)]
     if len(maps) < 2 or not len(table):

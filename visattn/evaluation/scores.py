@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from visattn._support.checks import at_least
+from visattn._support.checks import at_least, shown
 from visattn.errors import OptionError, ShapeError
 
 Score: TypeAlias = Callable[[Tensor], Tensor]  # from inputs (B, C, H, W) to one number for each, (B,)
@@ -30,14 +30,20 @@ def scores_of(score: Score, batches: Iterable[Tensor]) -> NDArray[np.float64]:
 
 
 def checked(score: Score) -> Score:
-    """Return the same function, which raises ShapeError if it does not return one finite number for each input."""
+    """Return the same function, which raises ShapeError if it does not return one finite number for each input.
+
+    It gets a copy, as it may write into its input.
+    """
 
     def scored(inputs: Tensor) -> Tensor:
-        scores = score(inputs)
-        if not isinstance(scores, Tensor) or scores.shape != (len(inputs),) or not bool(scores.isfinite().all()):
-            got = f"{tuple(scores.shape)}: {scores}" if isinstance(scores, Tensor) else type(scores).__name__
-            raise ShapeError(f"score must return one finite number for each of {len(inputs)} inputs, got {got:.200}.")
-        return scores
+        scores = score(inputs.clone())
+        if not isinstance(scores, Tensor):
+            raise ShapeError(f"score must return a tensor, got {type(scores).__name__}.")
+        is_one_each = scores.shape == (len(inputs),) and not scores.is_complex()
+        if not is_one_each or not bool(scores.isfinite().all()):
+            got = "NaN or infinity" if is_one_each else f"{scores.dtype} {tuple(scores.shape)}"
+            raise ShapeError(f"score must return one finite number for each of {len(inputs)} inputs, got {got}.")
+        return scores if scores.is_floating_point() else scores.double()
 
     return scored
 
@@ -46,12 +52,14 @@ def one_input(pixels: Tensor) -> Tensor:
     """Return one input with a batch axis, `(1, C, H, W)`.
 
     Raises:
-        ShapeError: If it is anything else.
+        ShapeError: If it is anything else, or holds NaN.
     """
     batched = pixels[None] if isinstance(pixels, Tensor) and pixels.ndim == 3 else pixels
     if not isinstance(batched, Tensor) or batched.ndim != 4 or len(batched) != 1 or not batched.is_floating_point():
         got = f"{pixels.dtype} {tuple(pixels.shape)}" if isinstance(pixels, Tensor) else type(pixels).__name__
         raise ShapeError(f"pixels must be one input of the model, (C, H, W) or (1, C, H, W), got {got}.")
+    if not bool(batched.isfinite().all()):
+        raise ShapeError("pixels hold NaN or infinity.")
     return batched.detach()
 
 
@@ -70,10 +78,9 @@ def background(pixels: Tensor, baseline: Baseline) -> Tensor:
         raise OptionError(f"baseline must be a number, a tensor, 'image mean' or 'blur', got '{baseline}'.")
     try:
         return torch.as_tensor(baseline, dtype=pixels.dtype, device=pixels.device).expand_as(pixels)
-    except RuntimeError:
-        raise ShapeError(
-            f"the baseline {tuple(torch.as_tensor(baseline).shape)} cannot be broadcast to the input {tuple(pixels.shape)}."
-        ) from None
+    except (RuntimeError, TypeError, ValueError):
+        got = tuple(baseline.shape) if isinstance(baseline, Tensor) else shown(baseline)
+        raise ShapeError(f"the baseline {got} cannot be broadcast to the input {tuple(pixels.shape)}.") from None
 
 
 def _blurred(pixels: Tensor) -> Tensor:

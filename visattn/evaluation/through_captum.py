@@ -61,6 +61,7 @@ def infidelity(
     from captum.metrics import infidelity as of_captum
 
     at_least("samples", samples)
+    at_least("seed", seed, 0)
     pixels = one_input(pixels)
     units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by)
     other, random = background(pixels, baseline), np.random.default_rng(seed)
@@ -81,7 +82,7 @@ def infidelity(
             pixels,
             attributions,
             n_perturb_samples=samples,
-            max_examples_per_batch=at_least("batch_size", batch_size),
+            max_examples_per_batch=min(at_least("batch_size", batch_size), samples),
             normalize=scaled,
         )
     return float(found)
@@ -118,6 +119,7 @@ def max_sensitivity(
     from captum.metrics import sensitivity_max
 
     at_least("samples", samples)
+    at_least("seed", seed, 0)
     between(radius, 0, float("inf"), "radius")
     pixels = one_input(pixels)
     generator = torch.Generator().manual_seed(seed)

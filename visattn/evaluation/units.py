@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from visattn._support.checks import one_of
+from visattn._support.checks import at_least, one_of
 from visattn._support.reprs import in_pixels
 from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.interpolation import resampled
@@ -20,7 +20,7 @@ from visattn.evaluation.choices import By
 from visattn.evaluation.given import ARRAY, MapLike, as_map
 from visattn.evaluation.object_masks import refuse_holes
 
-_DIGITS = 6  # of interpolated values, relative to the largest
+_DIGITS = 12  # of interpolated values, relative to the largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,7 @@ def units_of(shown: MapLike, size: tuple[int, int], by: By, seed: int = 0) -> Un
         ShapeError: If an array has other axes.
     """
     one_of(by, get_args(By), "unit")
+    at_least("seed", seed, 0)
     found = as_map(shown)
     if found.axes or len(found.layout.grid) != 2:
         raise MapError(f"a metric takes one map, (rows, columns); this one has the axes {(*found.axes, *found.layout.grid)}.")
@@ -85,6 +86,11 @@ def units_of(shown: MapLike, size: tuple[int, int], by: By, seed: int = 0) -> Un
     box, made = found.layout.box, found.facts.input_size
     if found.layout.space == ARRAY:
         box = Box(0, 0, *size)
+        if any(cells > pixels for cells, pixels in zip(found.layout.grid, size, strict=True)):
+            raise MapError(
+                f"the map has {in_pixels(found.layout.grid)} cells, more than the input has pixels, {in_pixels(size)}. "
+                "Pass a map of the model's input, not of the whole photo."
+            )
     elif made not in (None, size) or box.bottom > size[0] or box.right > size[1]:
         raise MapError(
             f"the map was made for {in_pixels(made or (box.bottom, box.right))} input pixels, these are {in_pixels(size)}."
@@ -102,13 +108,21 @@ def units_of(shown: MapLike, size: tuple[int, int], by: By, seed: int = 0) -> Un
         held = np.unique(inside)  # cells without a pixel are left out
         index[index >= 0] = np.searchsorted(held, index[index >= 0])
         return Units(index, grid.ravel()[held], seed)
-    values = grid if grid.shape == (bottom - top, right - left) else _interpolated(grid, whole, box)
+    values = grid if grid.shape == (bottom - top, right - left) else _interpolated(grid, box, whole.seen(box))
     index[top:bottom, left:right] = np.arange(values.size).reshape(values.shape)
     return Units(index, values.ravel(), seed)
 
 
-def _interpolated(grid: NDArray[np.float64], whole: Geometry, box: Box) -> NDArray[np.float64]:
+def _interpolated(grid: NDArray[np.float64], box: Box, seen: Box) -> NDArray[np.float64]:
     """Return values at the pixels, rounded so that the rounding of the interpolation does not rank equal ones."""
     scale = np.abs(grid).max() or 1.0
-    values = resampled((grid / scale).astype(np.float32), whole, box, whole.seen(box), "bilinear")
-    return values.astype(np.float64).round(_DIGITS) * scale
+    down = _weights(grid.shape[0], box.top, box.height, range(int(seen.top), int(seen.bottom)))
+    across = _weights(grid.shape[1], box.left, box.width, range(int(seen.left), int(seen.right)))
+    values: NDArray[np.float64] = (down @ (grid / scale) @ across.T).round(_DIGITS) * scale
+    return values
+
+
+def _weights(cells: int, start: float, extent: float, pixels: range) -> NDArray[np.float64]:
+    """Return the weight of each cell for each pixel along a side, `(pixels, cells)`: linear between the centers of cells."""
+    centers = start + (np.arange(cells) + 0.5) * extent / cells
+    return np.stack([np.interp(np.array(pixels) + 0.5, centers, one) for one in np.eye(cells)], 1)

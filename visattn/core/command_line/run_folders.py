@@ -6,19 +6,17 @@ from pathlib import Path
 
 from visattn._support.checks import printable
 from visattn._support.files import exists, is_folder
-from visattn._support.whole_files import discard
 from visattn.errors import OutputError
 
 __all__ = ["prepared_folder"]
 
 
-def prepared_folder(output: Path, name: str, *, overwrite: bool) -> Path:
+def prepared_folder(output: Path, name: str) -> Path:
     """Check the folder of the results, and return the journal in it.
 
     Args:
         output: The folder.
         name: Name of the journal.
-        overwrite: Whether to forget an earlier run.
 
     Raises:
         OutputError: If the folder holds other things than results of an earlier run.
@@ -28,6 +26,4 @@ def prepared_folder(output: Path, name: str, *, overwrite: bool) -> Path:
         raise OutputError(f"{printable(str(output))}: holds other files; pass -o with a new folder")
     if exists(output) and not is_folder(output):
         raise OutputError(f"{printable(str(output))}: a file, not a folder; pass -o with a new folder")
-    if overwrite:
-        discard(journal)
     return journal

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,13 +16,14 @@ import numpy as np
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from visattn._support.checks import at_least, one_of
+from visattn._support.checks import at_least, one_of, shown as brief_of
 from visattn._support.files import is_folder
 from visattn.core.maps import AttentionMap
 from visattn.core.methods import METHODS, name_of
+from visattn.core.pipeline.asking import asked_of
 from visattn.core.pipeline.explaining import explain
 from visattn.core.pipeline.inputs import prepare
-from visattn.errors import NoAttentionCaptured, OptionError
+from visattn.errors import MapError, NoAttentionCaptured, OptionError, ShapeError
 from visattn.evaluation.causes.findings import CONTROLS, Causes, Findings, scene_numbers
 from visattn.evaluation.causes.networks import PATCH, SEED, Case, CauseNetwork, another, cause_networks
 from visattn.evaluation.given import MapLike, on_input
@@ -35,12 +37,13 @@ SCENES = 60
 
 
 def find_causes(
-    methods: Mapping[str, Method] | Sequence[str],
+    methods: Mapping[str, Method] | Sequence[str] | str,
     *,
-    networks: Sequence[str] | None = None,
+    networks: Sequence[str] | str | None = None,
     scenes: int = SCENES,
     seed: int = SEED,
     journal: str | os.PathLike[str] | None = None,
+    anew: bool = False,
     quiet: bool = True,
 ) -> Causes:
     """Measure how well methods find what a network decides by, on shipped networks whose one cause is known.
@@ -48,12 +51,13 @@ def find_causes(
     Args:
         methods: Names of methods of visattn; or, by a name of your choice: such a name; options of `visattn.explain`, such as
             `{"method": "gradcam", "layer": "layer3"}`; a function; or a folder. A function takes the network, one input `(1, 3, H, W)` and
-            the class, and returns a map of the input. A folder holds maps as `export_scenes` lists them.
+            the class, and returns a map of the input; it gets a copy of each network. A folder holds maps as `export_scenes` lists them.
         networks: Names of networks, such as `mark_cnn_0`, or of causes or kinds, such as `mark` or `cnn`; None: all.
         scenes: Number of scenes of each network, at least 2.
         seed: Seed of the scenes.
-        journal: File that keeps the numbers of each method and network as soon as they are known. A run that finds it there goes on; it
-            knows a function by its name, and by its attribute `source` if it has one, a text that tells its versions apart.
+        journal: File that keeps the numbers of each method and network as soon as they are known. A run that finds it there goes on, but
+            measures a function again, unless it has an attribute `source`, a text that tells its versions apart.
+        anew: Whether to forget what the journal holds.
         quiet: Whether to show no progress bar.
 
     Returns:
@@ -66,39 +70,44 @@ def find_causes(
         OutputError: If the journal is of a run with other settings, or cannot be read or written.
     """
     at_least("scenes", scenes, 2)
-    sources = dict(methods) if isinstance(methods, Mapping) else {name: name for name in methods}
+    at_least("seed", seed, 0)
+    listed = [methods] if isinstance(methods, str) else methods
+    sources = dict(listed) if isinstance(listed, Mapping) else {name: name for name in listed}
     if not sources:
         raise OptionError("there must be a method.")
     shown_by = {name: _drawing(method) for name, method in sources.items()}
     every = cause_networks()
     settings = {"scenes": scenes, "seed": seed, "visattn": version("visattn")}
-    file = JournalFile(None if journal is None else Path(journal), "causes", settings, _Line)
+    file = JournalFile(None if journal is None else Path(journal), "causes", settings, _Line, anew=anew)
     sourced = {name: _source(method) for name, method in sources.items()}
     known = {(line.map, line.source, line.network): line for line in file.lines}
     findings = list[Findings]()
     for network in tqdm(chosen_of(every, networks), unit="network", disable=True if quiet else None):
         other = network if network.cause == PATCH else another(network, every)
         for name, shown in shown_by.items():
-            line = known.get((name, sourced[name], network.name))
+            source = sourced[name]
+            line = known.get((name, source, network.name)) if source else None
             line = line or file.add(_measured(name, sourced[name], shown, network, other, scenes, seed))
             findings.append(_findings(line, network))
     return Causes(findings)
 
 
 def _source(method: Method) -> str:
-    """Return a digest of what a method is: of its options, of the files of its maps, or of the file of a function."""
+    """Return a digest of what a method is: of its options, of its maps, or of the text of a function; nothing without a text."""
     digest = hashlib.sha256()
+    if callable(method) and not hasattr(method, "source"):
+        return ""
     if isinstance(method, Path):
         for path in sorted(path for path in method.rglob("*") if path.suffix in MAPS):
-            digest.update(path.read_bytes())
+            digest.update(f"{path.relative_to(method)} {path.stat().st_size}".encode() + path.read_bytes())
     elif callable(method):
-        digest.update(str(getattr(method, "source", "")).encode())
+        digest.update(str(method.source).encode())
     else:
         digest.update(json.dumps(method, default=str).encode())
     return digest.hexdigest()
 
 
-def chosen_of(every: Sequence[CauseNetwork], names: Sequence[str] | None) -> list[CauseNetwork]:
+def chosen_of(every: Sequence[CauseNetwork], names: Sequence[str] | str | None) -> list[CauseNetwork]:
     """Return the networks with these names, causes or kinds.
 
     Raises:
@@ -106,6 +115,7 @@ def chosen_of(every: Sequence[CauseNetwork], names: Sequence[str] | None) -> lis
     """
     if names is None:
         return list(every)
+    names = [names] if isinstance(names, str) else names
     known = dict.fromkeys(word for network in every for word in (network.cause, network.kind, network.name))
     wanted = {one_of(name, tuple(known), "network") for name in names}
     return [network for network in every if {network.cause, network.kind, network.name} & wanted]
@@ -141,10 +151,12 @@ def _drawing(method: Method) -> Drawing:
     """Return a function that draws the maps of a method.
 
     Raises:
-        OptionError: If the method is unknown, or the folder does not exist.
+        OptionError: If the method or an option of it is unknown, the folder does not exist, or it is none of these.
     """
     if isinstance(method, (str, Mapping)):
         options: dict[str, Any] = {"method": method} if isinstance(method, str) else dict(method)
+        own = {name: value for name, value in options.items() if name not in ("method", "target")}
+        asked_of(str(options.get("method")), options.get("target"), own, 0)  # refuses what is unknown
         targeted = METHODS[name_of(str(options.get("method")))].targeted
 
         def by_method(network: CauseNetwork, case: Case, other: CauseNetwork | None) -> AttentionMap:
@@ -161,10 +173,15 @@ def _drawing(method: Method) -> Drawing:
             raise OptionError(f"{method}: no such folder with maps.")
         return lambda network, case, other: _stored(method, network, case, other)
 
+    if not callable(method):
+        raise OptionError(f"a method must be a name, options, a function or a folder, got {brief_of(method)}.")
+    copies = dict[str, nn.Module]()  # of the networks, as the function may change what it is given
+
     def by_function(network: CauseNetwork, case: Case, other: CauseNetwork | None) -> AttentionMap:
         model, image = _asked(network, case, other)
-        prepared = prepare(image, model)
-        return on_input(method(model, prepared.pixels, case.label), prepared.geometry)
+        prepared, name = prepare(image, model), (other or network).name
+        own = copies[name] if name in copies else copies.setdefault(name, deepcopy(model))
+        return on_input(method(own, prepared.pixels, case.label), prepared.geometry)
 
     return by_function
 
@@ -194,6 +211,8 @@ def _measured(
             own, without = shown(network, case, None), shown(network, case, other)
         except (OptionError, NoAttentionCaptured) as error:
             return _Line(name, source, network.name, (), {}, str(error))
+        except (MapError, ShapeError) as error:
+            raise type(error)(f"{name} on {network.name}, scene {case.number}: {error}") from error
         assert own is not None  # noqa: S101 - only the map without effect may be missing
         grid = own.layout.grid
         for number, value in scene_numbers(own, without, case).items():

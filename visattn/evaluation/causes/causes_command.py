@@ -9,7 +9,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import base_name
-from visattn._support.own_code import function_of, is_function, running
+from visattn._support.own_code import function_of, is_function, modules_beside, running
 from visattn._support.tables import to_csv, to_json, to_text
 from visattn._support.whole_files import write_whole
 from visattn.core.command_line.late import Command
@@ -75,8 +75,8 @@ def causes_command(
         click.echo(to_json({"output": [printable(str(path))]}) if as_json else printable(str(path)))
         return 0
     asked = _asked(methods, maps)
-    journal = prepared_folder(output, _JOURNAL, overwrite=overwrite)
-    causes = find_causes(asked, networks=names, scenes=scenes, seed=seed, journal=journal, quiet=quiet)
+    journal = prepared_folder(output, _JOURNAL)
+    causes = find_causes(asked, networks=names, scenes=scenes, seed=seed, journal=journal, anew=overwrite, quiet=quiet)
     rows, verdicts = causes.rows(), causes.verdicts()
     left_out = [f"{one.map} is left out on {one.network}: {one.left_out}" for one in causes.findings if one.left_out]
     whole: dict[str, Any] = {"scenes": scenes, "seed": seed, "verdicts": verdicts, "networks": rows, "left_out": left_out}
@@ -124,5 +124,5 @@ def _function(name: str) -> Function:
         ):
             return function(*given)
 
-    guarded.source = file.read_text(errors="replace")  # type: ignore[attr-defined]
+    guarded.source = "".join(path.read_text(errors="replace") for path in (file, *modules_beside(file)))  # type: ignore[attr-defined]
     return guarded

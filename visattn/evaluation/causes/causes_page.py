@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from visattn._support.tables import Row
 from visattn.data.scenes import TITLES
-from visattn.evaluation.causes.findings import CONTROLS, COPIES, ENOUGH, LEVEL, SURE, Causes
+from visattn.evaluation.causes.findings import CONTROLS, COPIES, ENOUGH, FEWEST, LEVEL, MARGIN, SURE, Causes
 from visattn.evaluation.causes.networks import PATCH
 from visattn.evaluation.report.figures import Interval, intervals_figure
 from visattn.evaluation.report.page import Section, html_page
@@ -31,8 +31,9 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
         "Each network decides by one known thing, so the pixels that its answer depends on are known. "
         "AUROC is the probability that one of these pixels has a larger value than another pixel.",
         f"A method finds the cause of a network if the lower end of the 95 % interval of its AUROC is {SURE} or more, and if it is above "
-        f"three controls: {COPIES} shifted copies of the same map, a center prior, and the same method where the cause has no "
-        f"effect (paired t-tests, the largest of three p-values, Holm's correction over {len(rows)} rows, level {LEVEL}).",
+        f"each of three controls by more than {MARGIN}: {COPIES} shifted copies of the same map, a center prior, and the same method where "
+        f"the cause has no effect (paired t-tests, the largest of three p-values, Holm's correction over {len(rows)} rows, level {LEVEL}). "
+        f"With fewer than {FEWEST} scenes there is no verdict.",
         f"A method may be trusted with a cause only if it finds it in each of {ENOUGH} networks or more. These networks are small and the "
         "scenes simple: a method that misses a cause here cannot be trusted with it; one that finds it here is not proven elsewhere.",
     ]

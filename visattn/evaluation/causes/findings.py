@@ -25,6 +25,8 @@ Array = NDArray[np.float64]
 CONTROLS = "shifted copies", "center prior", "cause without effect"
 COPIES = 20  # shifted copies of each map
 SURE = 0.8  # AUROC from which a cause is found
+MARGIN = 0.1  # of the AUROC above that of each control: a prior that the network moves a little does not find a cause
+FEWEST = 30  # scenes from which there is a verdict; intervals and tests of fewer are too sure
 LEVEL = 0.05  # probability that one of all differences is called real by chance
 _EXACT = 1e-12  # rounding of an AUROC
 ENOUGH = 5  # networks of one kind from which a method may be trusted
@@ -62,10 +64,10 @@ class Findings:
 
     @property
     def chance(self) -> float:
-        """Largest p-value of the controls: paired t-tests of whether the map has the larger AUROC; 1 if a control is missing."""
+        """Largest p-value of the controls: paired t-tests of an AUROC that is larger by more than `MARGIN`; 1 if one is missing."""
         if set(self.controls) != set(CONTROLS):
             return 1.0
-        return max(_chance(self.auroc - control) for control in self.controls.values())
+        return max(_chance(self.auroc - control - MARGIN) for control in self.controls.values())
 
     @property
     def inverted(self) -> bool:
@@ -130,8 +132,9 @@ class Causes:
     def rows(self) -> list[Row]:
         """Return a row for each method and network.
 
-        `found` means: the lower end of the 95 % interval of the AUROC is 0.8 or more, and the AUROC is above that of every control (paired
-        t-tests, the largest p-value of the three, Holm's correction over all rows).
+        `found` means: the lower end of the 95 % interval of the AUROC is 0.8 or more, and the AUROC is above that of every control by more
+        than 0.1 (paired t-tests, the largest p-value of the three, Holm's correction over all rows). With fewer than 30 scenes, `found` and
+        `inverted` are None.
         """
         measured = [one for one in self.findings if not one.left_out]
         corrected = holm([one.chance for one in measured])
@@ -141,6 +144,7 @@ class Causes:
         """Return a row for each method, cause and kind of network: the conclusion follows from the worst network.
 
         A method may be trusted with a cause if it finds it in each of five networks or more; else the row tells in how many of how many.
+        With fewer than 30 scenes of a network there is no verdict.
         """
         groups = dict[tuple[str, str, str], list[Row]]()
         for row in self.rows():
@@ -176,15 +180,21 @@ def _row(one: Findings, chance: float) -> Row:
         "largest cell touches": float(one.touches.mean()),
         **{name: float(one.controls[name].mean()) if name in one.controls else None for name in CONTROLS},
         "p": chance,
-        "found": "yes" if low >= SURE and chance < LEVEL else "no",
-        "inverted": "yes" if one.inverted else "no",
+        "found": _yes(low >= SURE and chance < LEVEL, one),
+        "inverted": _yes(one.inverted, one),
     }
+
+
+def _yes(holds: bool, one: Findings) -> str | None:
+    return None if len(one.auroc) < FEWEST else "yes" if holds else "no"
 
 
 def _verdict(key: tuple[str, str, str], rows: Sequence[Row]) -> Row:
     count, found, inverted = (len(rows), *(sum(row[name] == "yes" for row in rows) for name in ("found", "inverted")))
     worst = min(rows, key=lambda row: float(row["low"]))
     text = "may be trusted" if found == count >= ENOUGH else f"found in {found} of {count}"
+    if any(row["found"] is None for row in rows):
+        text = f"none: fewer than {FEWEST} scenes"
     if inverted:
         text += f", inverted in {inverted}"
     values: dict[str, Any] = {
