@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -145,6 +146,7 @@ def _peer(method: Any) -> Any:  # noqa: ANN401 - a class of grad-cam
         with method(model, [model.get_submodule(layer)]) as cam:
             return cam(pixels, [ClassifierOutputTarget(label)])
 
+    drawn.source = f"{method.__name__} of grad-cam {version('grad-cam')}"  # type: ignore[attr-defined]
     return drawn
 
 
@@ -173,9 +175,14 @@ def table(found: Causes) -> str:
 
 
 def _brief(row: Row | None) -> str | None:
-    """Return in how many networks a cause is found, the AUROC of the worst network, and in how many the map is inverted."""
+    """Return in how many networks a cause is found, the AUROC of the worst network, and in how many the map is inverted.
+
+    With few scenes there is only the AUROC.
+    """
     if row is None:
         return None
+    if str(row["verdict"]).startswith("none"):
+        return f"({row['worst auroc']:.2f})"
     inverted = f", inverted in {row['inverted']}" if row["inverted"] else ""
     return f"{row['found']} of {row['networks']} ({row['worst auroc']:.2f}{inverted})"
 
