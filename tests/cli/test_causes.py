@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,26 @@ def test_tables_are_those_of_python(run: Run, tmp_path: Path) -> None:
     before, after = ({row["map"]: row["auroc"] for row in json.loads(text)["networks"]} for text in (out, again))
     assert after["gradcam"] == before["gradcam"]
     assert after["mine.py:gradient"] == pytest.approx(1 - before["mine.py:gradient"])  # the file has changed, so it ran again
+
+
+def test_a_changed_helper_is_another_method(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(f"from helper_of_mine import turned\n\n{METHOD}return turned(pixels.grad.abs())\n")
+    numbers = []
+    for sign in ("", "-"):
+        (tmp_path / "helper_of_mine.py").write_text(f"def turned(x):\n    return {sign}x\n")
+        monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
+        code, out, _ = run("causes", "--method", "mine.py:gradient", *FEW, "--json", "-o", "out")
+        assert code == 0
+        numbers.append(json.loads(out)["networks"][0]["auroc"])
+    assert numbers[1] == pytest.approx(1 - numbers[0])
+
+
+def test_a_wrong_word_with_overwrite_keeps_the_run(run: Run, tmp_path: Path) -> None:
+    words = "causes", "--method", "gradcam", *FEW, "-o", "out"
+    assert run(*words)[0] == 0
+    before = (tmp_path / "out" / "causes.jsonl").read_bytes()
+    assert run(*words, "--only", "nope", "--overwrite")[0] == 2
+    assert (tmp_path / "out" / "causes.jsonl").read_bytes() == before
 
 
 def test_maps_drawn_elsewhere(run: Run, tmp_path: Path) -> None:

@@ -63,13 +63,14 @@ def function_of(name: str, kind: type[VisattnError]) -> Callable[..., Any]:
     return chosen
 
 
-def modules_beside(file: Path) -> list[Path]:
-    """Return the files of modules that were imported from the folder of a user's file, or from below it; installed ones are not."""
-    own, paths = file.resolve(), {Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]}
-    found = {
+def files_of(file: Path) -> list[Path]:
+    """Return what a user's file may depend on: Python files beside it, and modules that were imported from below its folder."""
+    folder = file.resolve().parent
+    paths = {Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]}
+    below = {
         path.resolve() for path in paths if path.is_absolute() and path.suffix == ".py" and "site-packages" not in path.parts
     }
-    return sorted(path for path in found - {own} if path.is_relative_to(own.parent))
+    return sorted({*folder.glob("*.py"), *(path for path in below if path.is_relative_to(folder))})
 
 
 @contextmanager

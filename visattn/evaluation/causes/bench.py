@@ -77,12 +77,13 @@ def find_causes(
         raise OptionError("there must be a method.")
     shown_by = {name: _drawing(method) for name, method in sources.items()}
     every = cause_networks()
+    chosen = chosen_of(every, networks)
     settings = {"scenes": scenes, "seed": seed, "visattn": version("visattn")}
     file = JournalFile(None if journal is None else Path(journal), "causes", settings, _Line, anew=anew)
     sourced = {name: _source(method) for name, method in sources.items()}
     known = {(line.map, line.source, line.network): line for line in file.lines}
     findings = list[Findings]()
-    for network in tqdm(chosen_of(every, networks), unit="network", disable=True if quiet else None):
+    for network in tqdm(chosen, unit="network", disable=True if quiet else None):
         other = network if network.cause == PATCH else another(network, every)
         for name, shown in shown_by.items():
             source = sourced[name]

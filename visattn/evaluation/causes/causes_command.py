@@ -9,7 +9,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import base_name
-from visattn._support.own_code import function_of, is_function, modules_beside, running
+from visattn._support.own_code import files_of, function_of, is_function, running
 from visattn._support.tables import to_csv, to_json, to_text
 from visattn._support.whole_files import write_whole
 from visattn.core.command_line.late import Command
@@ -124,5 +124,5 @@ def _function(name: str) -> Function:
         ):
             return function(*given)
 
-    guarded.source = "".join(path.read_text(errors="replace") for path in (file, *modules_beside(file)))  # type: ignore[attr-defined]
+    guarded.source = "".join(path.read_text(errors="replace") for path in files_of(file))  # type: ignore[attr-defined]
     return guarded
