@@ -26,7 +26,7 @@ from visattn.core.command_line.shared_options import (
 )
 from visattn.core.command_line.talk import note
 from visattn.errors import OptionError, OutputError, UnsupportedModel, VisattnError
-from visattn.evaluation.choices import By, Replacement
+from visattn.evaluation.choices import By, LocatedName, MetricName, Replacement
 
 if TYPE_CHECKING:
     from visattn.evaluation import Evaluator
@@ -50,8 +50,7 @@ _SHOWN = "metric", "better", "map", "photos", "value", "beaten"
     "--metrics",
     default="deletion,insertion,saco",
     show_default=True,
-    help="Metrics, separated by commas: deletion, insertion, positive, negative, saco, sensitivity_n, road, infidelity; with --masks "
-    "also auroc, average_precision, pointing_game, energy_inside, lift.",
+    help=f"Metrics, separated by commas: {', '.join(get_args(MetricName))}; with --masks also {', '.join(get_args(LocatedName))}.",
 )
 @click.option(
     "--nulls",

@@ -33,12 +33,12 @@ from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
 from visattn.errors import MapError, OptionError, VisattnError
-from visattn.evaluation.choices import By, Replacement
+from visattn.evaluation.choices import By, LocatedName, MetricName, Replacement
 from visattn.evaluation.curves import Curve
 from visattn.evaluation.evaluation_journal import EvaluationJournal
 from visattn.evaluation.given import MapLike, MaskLike, as_map, as_mask, on_input
 from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
-from visattn.evaluation.metric_table import LOCATED, METRICS, LocatedName, MetricName, Protocol, ScoredPhoto
+from visattn.evaluation.metric_table import LOCATED, METRICS, Protocol, ScoredPhoto
 from visattn.evaluation.nulls import blind_maps, copies_of
 
 Drawing: TypeAlias = Callable[[], MapLike]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -20,9 +20,6 @@ from visattn.evaluation.localization import auroc, average_precision, energy_ins
 from visattn.evaluation.scores import Score
 from visattn.evaluation.through_captum import infidelity
 from visattn.evaluation.units import units_of
-
-LocatedName = Literal["auroc", "average_precision", "pointing_game", "energy_inside", "lift"]
-MetricName = Literal["deletion", "insertion", "positive", "negative", "saco", "sensitivity_n", "road", "infidelity"]
 
 
 @dataclass(frozen=True)
