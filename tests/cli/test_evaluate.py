@@ -31,9 +31,10 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def values(path: Path) -> list[tuple[str, str, float]]:
+def values(path: Path, maps: list[str] | None = None) -> list[tuple[str, str, float]]:
     with path.open(newline="") as lines:
-        return [(row["metric"], row["map"], float(row["value"])) for row in csv.DictReader(lines)]
+        rows = [row for row in csv.DictReader(lines) if maps is None or row["map"] in maps]
+    return [(row["metric"], row["map"], float(row["value"])) for row in rows]
 
 
 def test_tables_are_those_of_python(run: Run, photos: Path, tmp_path: Path) -> None:
@@ -86,6 +87,21 @@ def test_maps_of_all_kinds_of_files(run: Run, photos: Path, tmp_path: Path) -> N
     found = values(tmp_path / "out" / "evaluation.csv")
     assert [name for _, name, _ in found] == list(writers)
     assert [value for *_, value in found] == pytest.approx([found[0][2]] * len(writers), abs=2e-3)  # float32 moves a pixel or two
+
+
+def test_maps_that_were_saved_know_their_photo(run: Run, photos: Path, tmp_path: Path) -> None:
+    model = visattn.load_model("scenes_vit")
+    for kind in ("own", "other"):
+        (tmp_path / kind).mkdir()
+    for name, other in ("ab", "ba"):
+        explained = visattn.explain(model, photos / f"{name}.png", method="relevance")
+        explained.save_map(tmp_path / "own" / f"{name}.npz")
+        explained.save_map(tmp_path / "other" / f"{other}.npz")
+    words = ("--methods", "relevance", "--maps", "own", "--maps", "other")
+    code, _, err = run("evaluate", photos, *MODEL, *words, *FEW, "-o", "out")
+    assert (code, "other is left out: the map was made for another photo" in err) == (0, True)
+    found = {name: value for _, name, value in values(tmp_path / "out" / "evaluation.csv", ["relevance", "own"])}
+    assert found["own"] == pytest.approx(found["relevance"])
 
 
 def test_masks(run: Run, photos: Path, tmp_path: Path) -> None:

@@ -233,6 +233,12 @@ def test_metrics_in_another_order_go_on(model: nn.Module, tmp_path: Path) -> Non
     ]
 
 
+def test_a_run_without_results_is_forgotten(model: nn.Module, tmp_path: Path) -> None:
+    Evaluator(model, ["relevance"], [], ["saco"], Protocol(), journal=tmp_path / "j")
+    run(model, journal=tmp_path / "j")
+    assert numbers(run(model, journal=tmp_path / "j")) == numbers(run(model))
+
+
 def test_a_run_can_begin_anew(model: nn.Module, tmp_path: Path) -> None:
     run(model, journal=tmp_path / "j")
     run(model, journal=tmp_path / "j", steps=5, anew=True)

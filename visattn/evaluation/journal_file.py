@@ -50,8 +50,7 @@ class JournalFile(Generic[Line]):
         try:
             content = path.read_bytes() if path.exists() and not anew else b""
             whole = content[: content.rfind(b"\n") + 1]  # the last line may be torn
-            if whole:
-                self._read(path, whole.splitlines(), known, kind)
+            if whole and self._goes_on(path, whole.splitlines(), known, kind):
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
             else:
@@ -65,15 +64,19 @@ class JournalFile(Generic[Line]):
         except ValueError as error:
             raise OutputError(f"{printable(str(path))}: not a journal of this kind ({error}); pass another file") from error
 
-    def _read(self, path: Path, lines: list[bytes], settings: dict[str, Any], kind: type[Line]) -> None:
+    def _goes_on(self, path: Path, lines: list[bytes], settings: dict[str, Any], kind: type[Line]) -> bool:
+        """Read the results of an earlier run; return False if it has none, and other settings."""
         head = decoded(lines[0], _Head, "the first line")
         if head.journal != self._of:
             raise ValueError(f"it is of {head.journal:.40}")
         other = [name for name in {**head.settings, **settings} if head.settings.get(name) != settings.get(name)]
+        if other and not lines[1:]:
+            return False
         if other:
             told = "; ".join(f"{name} was {head.settings.get(name)}, now {settings.get(name)}" for name in other[:3])
             raise OutputError(f"{printable(str(path))}: of a run with other settings ({told:.300}); pass another file")
         self.lines += [decoded(content, kind, f"line {number}") for number, content in enumerate(lines[1:], 2)]
+        return True
 
     def add(self, line: Line) -> Line:
         """Keep a result, and return it.

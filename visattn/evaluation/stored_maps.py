@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from visattn.core.maps import load_map
 from visattn.errors import MapError
 from visattn.evaluation.given import MapLike, MaskLike
 
-MAPS = ".npy", ".csv", ".txt", ".tif", ".tiff", ".png", ".attn"
+MAPS = ".npz", ".npy", ".csv", ".txt", ".tif", ".tiff", ".png"
 MASKS = ".png", ".npy", ".tif", ".tiff", ".bmp", ".gif"
 
 
@@ -46,7 +47,10 @@ def map_of(path: Path) -> MapLike:
     """
     if path.suffix.lower() != ".npy":
         read = load_map(path)
-        return read[0] if isinstance(read, tuple) else read
+        if not isinstance(read, tuple):
+            return read
+        found, geometry = read
+        return replace(found, provenance=found.provenance.but(geometry=geometry))
     try:
         array = np.load(regular(path), mmap_mode="r", allow_pickle=False)
         return np.array(array, np.float64)
