@@ -122,7 +122,7 @@ def row_of(method: str, table: Array) -> Row:
     return {
         "method": method,
         "of a class": None if method in BLIND else "yes" if of_class else "no",
-        "after the head": told(table[:, 0]) if of_class else None,  # the head has no part in other maps
+        "after the head": told(table[:, 0]) if of_class or method in BLIND else "not applicable",  # the head has no part in them
         "halfway": told(table[:, table.shape[1] // 2]),
         "at the end": told(last),
         "undefined at the end": str(undefined) if undefined else None,
@@ -136,11 +136,11 @@ def is_of_a_class(method: str) -> bool:
     return METHODS[name_of(way.method)].targeted
 
 
-def told(values: Array) -> str | None:
-    """Format a mean with its interval over photos for which it is defined; None if there are fewer than two."""
+def told(values: Array) -> str:
+    """Format a mean with its interval over photos for which it is defined."""
     defined = values[~np.isnan(values)]
     if len(defined) < 2:
-        return None
+        return "undefined"
     low, high = mean_interval(defined)
     return f"{defined.mean():.2f} ({float(low):.2f} to {float(high):.2f})"
 
