@@ -3,18 +3,20 @@
 `trust.py [--only NAME,NAME] [--scenes N] [--folder FOLDER] [--write-docs]`. Each network decides by one known thing, whose pixels are the
 truth. Every method that applies draws its map, and stands beside the truth itself and maps that know nothing (`BESIDE`). A metric deserves
 trust where it puts the truth first, those that know nothing last, and the methods in the order of how well they find the cause (AUROC).
-Numbers are kept in FOLDER, a file for each part of each network, so that a run that was interrupted goes on.
+Numbers are kept in FOLDER, a journal for each part of each network and then its rows, so that a run that was interrupted goes on.
 
-These settings were chosen before any result: `SCENES`, `FEW`, `SEED`, `SEEDS`, `RANKING`, `COSTLY`, `HOW`, `CELLS`, `RADIUS` and
-`SAMPLES`.
+These settings were chosen before any result: `SCENES`, `FEW`, `SEED`, `RANKING`, `COSTLY`, `HOW`, `CELLS`, `RADIUS` and `SAMPLES`, and
+that the first network of each cause and kind is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +33,9 @@ from torch import Tensor, nn
 from truth.measure import Way, applicable, ways_of
 
 import visattn
+from visattn._support.json_files import decoded
 from visattn._support.tables import Row, to_markdown
+from visattn._support.whole_files import write_whole
 from visattn.core.geometry import Geometry
 from visattn.data.scenes.causes import CausedScenes
 from visattn.evaluation import (
@@ -48,14 +52,13 @@ from visattn.evaluation import (
     shifted_copies,
     smooth_random,
 )
-from visattn.evaluation.causes.networks import CauseNetwork, cause_networks
+from visattn.evaluation.causes.networks import PATCH, CauseNetwork, cause_networks
 from visattn.evaluation.given import on_input
 from visattn.evaluation.journal_file import JournalFile
 from visattn.evaluation.units import units_of
 
 SCENES, FEW = 200, 50  # scenes for ranking metrics of methods that run the model a few times, and for all else
 SEED = 3  # of the scenes; networks were trained on odd seeds of their own data, and other pages use 2
-SEEDS = 1  # networks of each cause and kind
 RANKING = "deletion", "insertion", "positive", "negative", "saco", "road"
 COSTLY = "sensitivity_n", "infidelity"
 HOW = Protocol(steps=32, by="pixels", batch_size=64, seed=0, nulls=0)
@@ -88,6 +91,20 @@ class _Stable(msgspec.Struct, forbid_unknown_fields=True):
     map: str
     place: int
     value: float
+
+
+class Found(msgspec.Struct, forbid_unknown_fields=True):
+    """What is told of a network.
+
+    Attributes:
+        settings: What the rows depend on.
+        rows: A row for each metric, by group; see `rows_of`.
+        values: A row for each map and metric; see `values_of`.
+    """
+
+    settings: dict[str, Any]
+    rows: dict[str, list[dict[str, Any]]]
+    values: list[dict[str, Any]]
 
 
 class Part(NamedTuple):
@@ -124,25 +141,33 @@ def main() -> int:
     options = parser.parse_args()
     if options.scenes < 2:
         parser.error("two scenes or more are needed.")
-    networks = [one for one in cause_networks() if one.cause != "patch" and one.seed < SEEDS]
-    chosen = [one for one in networks if options.only is None or one.name in options.only]
+    chosen = [one for one in first_networks() if options.only is None or one.name in options.only]
     options.folder.mkdir(parents=True, exist_ok=True)
     shares = ", ".join(f"{share:.1%} by {name}" for name, share in orders_above().items())
     additive = f"Orders of cells above the true one of a model that adds up: {shares} (200 orders of each of 10 models)."
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        tasks = {network.name: pool.submit(measured, network, options.scenes, options.folder) for network in chosen}
-        found = {name: task.result() for name, task in tasks.items()}
+        tasks = [pool.submit(found_of, network, options.scenes, options.folder) for network in chosen]
+        found = [task.result() for task in tasks]
     parts = []
     for group, title in GROUPS.items():
-        rows = [row for name, groups in found.items() for row in rows_of(name, groups[group])]
+        rows = [row for one in found for row in one.rows[group]]
         each = folded(f"Each network, {title}", to_markdown([_told_row(row) for row in rows]))
         parts += [f"{title.capitalize()}:", "", to_markdown(summary(rows)), each]
-    values = [row for name, groups in found.items() for row in values_of(name, groups)]
+    values = [row for one in found for row in one.values]
     text = "\n".join([*parts, folded("Each map", to_markdown(values)), additive, ""])
     print(text)
     if options.write_docs:
         write_section(DOCS, "metrics", text, into_files=True)
     return 0
+
+
+def first_networks() -> list[CauseNetwork]:
+    """Return the first network of each cause and kind that learned its cause."""
+    first: dict[tuple[str, str], CauseNetwork] = {}
+    for network in cause_networks():
+        if network.cause != PATCH:
+            first.setdefault((network.cause, network.kind), network)
+    return list(first.values())
 
 
 def orders_above(models: int = 10, orders: int = 200) -> dict[str, float]:
@@ -169,6 +194,27 @@ def orders_above(models: int = 10, orders: int = 200) -> dict[str, float]:
             best = metric(cells)
             above[name] += sum(metric(shown) > best + 1e-9 for shown in shuffled)
     return {name: count / models / orders for name, count in above.items()}
+
+
+def found_of(network: CauseNetwork, scenes: int, folder: Path) -> Found:
+    """Return the rows of a network, from its file if an earlier run has ended with the same settings."""
+    kept = folder / f"{network.name}.json"
+    settings = {
+        "visattn": visattn.__version__,
+        "weights": hashlib.sha256((network.folder / "model.safetensors").read_bytes()).hexdigest(),
+        "scenes": [scenes, FEW, SEED],
+        "metrics": [part._asdict() for part in PARTS],
+        "protocol": asdict(HOW),
+        "maps": [*BESIDE, GRID, CELLS, RADIUS, SAMPLES],
+    }
+    settings = msgspec.json.decode(msgspec.json.encode(settings))
+    if kept.exists() and (found := decoded(kept.read_bytes(), Found, kept.name)).settings == settings:
+        return found
+    groups = measured(network, scenes, folder)
+    rows = {group: list(rows_of(network.name, tables)) for group, tables in groups.items()}
+    found = Found(settings, rows, [dict(row) for row in values_of(network.name, groups)])
+    write_whole(kept, msgspec.json.encode(found))
+    return decoded(kept.read_bytes(), Found, kept.name)
 
 
 def measured(network: CauseNetwork, scenes: int, folder: Path) -> dict[str, Tables]:
@@ -348,12 +394,12 @@ def _interval(numbers: Array) -> tuple[float, float, float]:
     return float(numbers[0]), float(low), float(high)
 
 
-def _told(interval: tuple[float, float, float]) -> str:
+def _told(interval: Sequence[float]) -> str:
     return f"{interval[0]:.3g} ({interval[1]:.3g} to {interval[2]:.3g})"
 
 
 def _told_row(row: Mapping[str, Any]) -> Row:
-    return {name: _told(value) if isinstance(value, tuple) else value for name, value in row.items()}
+    return {name: _told(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 if __name__ == "__main__":

@@ -64,6 +64,26 @@ def test_tables_of_a_network(trust: ModuleType, tmp_path: Path) -> None:
     assert line["truth first in"] in ("0 of 1", "1 of 1")
 
 
+def test_rows_are_kept_for_the_same_settings(trust: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = next(one for one in cause_networks() if one.name == "mark_cnn_0")
+    found = trust.found_of(network, SCENES, tmp_path)
+    assert {row["metric"] for row in found.rows["every"]} == {*trust.RANKING, *trust.COSTLY}
+    assert "(" in trust._told_row(found.rows["quick"][0])["rank of truth"]
+    whole = trust.measured
+    monkeypatch.setattr(trust, "measured", None)
+    assert trust.found_of(network, SCENES, tmp_path) == found
+    monkeypatch.setattr(trust, "measured", whole)
+    monkeypatch.setattr(trust, "FEW", 2)
+    again = trust.found_of(network, 2, tmp_path / "other")
+    assert {row["scenes"] for row in again.rows["quick"]} == {2}
+
+
+def test_one_network_of_each_cause_and_kind_is_measured(trust: ModuleType) -> None:
+    networks = trust.first_networks()
+    assert len({(one.cause, one.kind) for one in networks}) == len(networks) >= 12
+    assert all((one.folder / "model.safetensors").exists() for one in networks)
+
+
 def test_maps_are_pooled_to_means(trust: ModuleType) -> None:
     geometry = visattn.prepare("scene:7", visattn.load_model("scenes_vit")).geometry
     side = geometry.input[0]
