@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 from pages import write_section
 from PIL import Image
 from torch import nn
+from truth.measure import first_networks
 
 import visattn
 from visattn import evaluation
 from visattn._support.tables import Row, to_markdown, to_text
 from visattn.core.maps import AttentionMap
 from visattn.data.scenes.causes import CAUSES, CausedScenes
-from visattn.evaluation.causes.networks import another, cause_networks
+from visattn.evaluation.causes.networks import another
 from visattn.evaluation.intervals import mean_interval
 from visattn.evaluation.object_masks import cells_of
 
@@ -64,7 +65,7 @@ def main() -> int:
     if len(options.only) < 2 or not set(options.only) <= set(CAUSES):
         parser.error(f"two or more of the causes {', '.join(CAUSES)} are needed.")
     torch.set_num_threads(1)
-    vits = [one for one in cause_networks() if one.kind == "vit" and one.cause in options.only and one.seed < SEEDS]
+    vits = [one for one in first_networks(SEEDS) if one.kind == "vit" and one.cause in options.only]
     rows = list[Row]()
     for network in vits:
         scenes = scenes_of(network.cause, options.scenes)

@@ -30,7 +30,7 @@ from pages import folded, write_section
 from PIL import Image
 from scipy.stats import rankdata
 from torch import Tensor, nn
-from truth.measure import Way, applicable, ways_of
+from truth.measure import Way, applicable, first_networks, ways_of
 
 import visattn
 from visattn._support.json_files import decoded
@@ -52,7 +52,7 @@ from visattn.evaluation import (
     shifted_copies,
     smooth_random,
 )
-from visattn.evaluation.causes.networks import PATCH, CauseNetwork, cause_networks
+from visattn.evaluation.causes.networks import CauseNetwork
 from visattn.evaluation.given import on_input
 from visattn.evaluation.journal_file import JournalFile
 from visattn.evaluation.units import units_of
@@ -141,7 +141,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.scenes < 2:
         parser.error("two scenes or more are needed.")
-    chosen = [one for one in first_networks() if options.only is None or one.name in options.only]
+    chosen = [one for one in first_networks(1) if options.only is None or one.name in options.only]
     options.folder.mkdir(parents=True, exist_ok=True)
     shares = ", ".join(f"{share:.1%} by {name}" for name, share in orders_above().items())
     additive = f"Orders of cells above the true one of a model that adds up: {shares} (200 orders of each of 10 models)."
@@ -159,15 +159,6 @@ def main() -> int:
     if options.write_docs:
         write_section(DOCS, "metrics", text, into_files=True)
     return 0
-
-
-def first_networks() -> list[CauseNetwork]:
-    """Return the first network of each cause and kind that learned its cause."""
-    first: dict[tuple[str, str], CauseNetwork] = {}
-    for network in cause_networks():
-        if network.cause != PATCH:
-            first.setdefault((network.cause, network.kind), network)
-    return list(first.values())
 
 
 def orders_above(models: int = 10, orders: int = 200) -> dict[str, float]:

@@ -79,7 +79,7 @@ def test_rows_are_kept_for_the_same_settings(trust: ModuleType, tmp_path: Path, 
 
 
 def test_one_network_of_each_cause_and_kind_is_measured(trust: ModuleType) -> None:
-    networks = trust.first_networks()
+    networks = trust.first_networks(1)
     assert len({(one.cause, one.kind) for one in networks}) == len(networks) >= 12
     assert all((one.folder / "model.safetensors").exists() for one in networks)
 

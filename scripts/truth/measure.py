@@ -29,6 +29,7 @@ from visattn.core.pipeline.question import ask
 from visattn.data.scenes import Scene, Scenes
 from visattn.data.scenes.causes import CausedScene, CausedScenes
 from visattn.errors import OptionError
+from visattn.evaluation.causes.networks import PATCH, CauseNetwork, cause_networks
 from visattn.evaluation.object_masks import cells_of
 
 Array = NDArray[np.float64]
@@ -66,6 +67,14 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "scorecam": {"batch_size": 64},
     "ablationcam": {"batch_size": 64},
 }
+
+
+def first_networks(count: int) -> list[CauseNetwork]:
+    """Return the first networks of each known cause and kind that learned the cause."""
+    several: dict[tuple[str, str], list[CauseNetwork]] = defaultdict(list)
+    for network in cause_networks():
+        several[network.cause, network.kind].append(network)
+    return [network for networks in several.values() for network in networks[:count] if network.cause != PATCH]
 
 
 @dataclass(frozen=True)
