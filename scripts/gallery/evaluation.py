@@ -19,6 +19,7 @@ from visattn.evaluation.evaluation_page import evaluation_page
 
 METHODS = "relevance", "rollout", "attention", "gradcam", "eigencam", "captum.saliency", "legrad", "gradient_rollout"
 SCENES, SEED = 12, 5
+SCENES_OF_CAUSES = 30  # with fewer there is no verdict
 TESTED = "captum.saliency", "relevance", "rollout", "gradcam"
 WIDTH, HEIGHT, HEIGHT_OF_CAUSES = 1180, 1260, 1260
 
@@ -34,8 +35,8 @@ def evaluation_screen() -> Image.Image:
 def causes_screen() -> Image.Image:
     """Return the upper part of the page of known causes."""
     names = [network.name for network in cause_networks() if network.cause in ("ground", "mark") and network.kind == "vit"]
-    found = find_causes(TESTED, networks=names, scenes=SCENES, seed=SEED)
-    return _screen(causes_page(found, SCENES, SEED), HEIGHT_OF_CAUSES)
+    found = find_causes(TESTED, networks=names, scenes=SCENES_OF_CAUSES, seed=SEED)
+    return _screen(causes_page(found, SCENES_OF_CAUSES, SEED), HEIGHT_OF_CAUSES)
 
 
 def _screen(page: str, height: int) -> Image.Image:
