@@ -175,16 +175,18 @@ def table(found: Causes) -> str:
 
 
 def _brief(row: Row | None) -> str | None:
-    """Return in how many networks a cause is found, the AUROC of the worst network, and in how many the map is inverted.
+    """Return in how many networks a cause is found, and the numbers of the worst network.
 
-    With few scenes there is only the AUROC.
+    They are its AUROC and the share of scenes in which the largest cell touches the cause; then in how many networks the map is inverted.
+    With few scenes there are only the numbers.
     """
     if row is None:
         return None
+    numbers = f"{row['worst auroc']:.2f}, {row['least touches']:.0%}"
     if str(row["verdict"]).startswith("none"):
-        return f"({row['worst auroc']:.2f})"
+        return f"({numbers})"
     inverted = f", inverted in {row['inverted']}" if row["inverted"] else ""
-    return f"{row['found']} of {row['networks']} ({row['worst auroc']:.2f}{inverted})"
+    return f"{row['found']} of {row['networks']} ({numbers}{inverted})"
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - of a table
