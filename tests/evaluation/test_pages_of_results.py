@@ -123,7 +123,7 @@ def test_causes_show_verdicts_and_networks() -> None:
     page = Page(text)
     assert page.references == []
     verdict = dict(zip(*page.tables[0], strict=True))
-    assert (verdict["verdict"], verdict["worst auroc"]) == ("found in 2 of 2", "0.92")
+    assert (verdict["verdict"], verdict["worst auroc"]) == ("found in 2 of 2", "0.920")
     assert [row[1] for row in page.tables[1][1:]] == ["mark_cnn_0", "mark_cnn_1"]
     assert "mine &amp; yours on mark_vit_0: needs a CNN" in text
     dots = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', text)]

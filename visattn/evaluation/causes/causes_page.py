@@ -37,14 +37,14 @@ def causes_page(causes: Causes, scenes: int, seed: int) -> str:
         f"A method may be trusted with a cause only if it finds it in each of {ENOUGH} networks or more. These networks are small and the "
         "scenes simple: a method that misses a cause here cannot be trusted with it; one that finds it here is not proven elsewhere.",
     ]
-    sections = [Section("Verdicts", rows=_rounded(verdicts))]
+    sections = [Section("Verdicts", rows=verdicts)]
     for cause in dict.fromkeys(str(row["cause"]) for row in rows):
         for kind in dict.fromkeys(str(row["kind"]) for row in rows if row["cause"] == cause):
             chosen = [row for name in names for row in rows if (row["map"], row["cause"], row["kind"]) == (name, cause, kind)]
             shown = [{name: value for name, value in row.items() if name not in ("cause", "kind")} for row in chosen]
             title = f"{cause}, {_KINDS[kind]}"
             text = [f"What decides: {_DECIDES[cause]}. Blue: AUROC with its interval. Gray: its controls. Dashed: {SURE}."]
-            sections.append(Section(title, text, [_figure(chosen)], _rounded(shown), "numbers"))
+            sections.append(Section(title, text, [_figure(chosen)], _with_exponents(shown), "numbers"))
     left_out = [f"{one.map} on {one.network}: {one.left_out}" for one in causes.findings if one.left_out]
     if left_out:
         sections.append(Section("Left out", left_out))
@@ -65,11 +65,5 @@ def _figure(rows: Sequence[Row]) -> str:
     return intervals_figure("AUROC of each network, with its interval and its controls", lines, SURE)
 
 
-def _rounded(rows: Sequence[Row]) -> list[Row]:
-    return [
-        {
-            name: f"{value:.1e}" if name == "p" else round(value, 2) if isinstance(value, float) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
+def _with_exponents(rows: Sequence[Row]) -> list[Row]:
+    return [{name: f"{value:.1e}" if name == "p" else value for name, value in row.items()} for row in rows]

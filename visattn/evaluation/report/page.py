@@ -93,4 +93,4 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - of a table
-    return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:#.3g}".rstrip(".") if isinstance(value, float) else str(value)
