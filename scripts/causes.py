@@ -175,9 +175,9 @@ def table(found: Causes) -> str:
 
 
 def _brief(row: Row | None) -> str | None:
-    """Return in how many networks a cause is found, and the numbers of the worst network.
+    """Return in how many networks a cause is found, and the lowest numbers of any of them.
 
-    They are its AUROC and the share of scenes in which the largest cell touches the cause; then in how many networks the map is inverted.
+    They are the AUROC and the share of scenes in which the largest cell touches the cause; then in how many networks the map is inverted.
     With few scenes there are only the numbers.
     """
     if row is None:

@@ -2,7 +2,8 @@
 
 `sanity.py [--only NAME,NAME] [--photos N] [--write-docs]`. For each method it prints the Spearman correlation with the map of the trained
 network after each step of the cascade, as a mean over photos with a 95 % bootstrap interval. A method whose correlation is above `MOST` at
-the end, when all of the network is random, fails: its map shows the picture rather than what the network has learned. The edge map has 1,
+the end, when all of the network is random, fails: its map shows the picture rather than what the network has learned. Those below `-MOST`
+are told, too: they show it with the opposite sign. The edge map has 1,
 and a constant map has no correlation.
 
 These settings were chosen before any result: `PHOTOS`, `SEED`, `MOST` and the networks.
@@ -75,14 +76,13 @@ def section(name: str, count: int) -> str:
     print(file=sys.stderr)
     tables = {method: np.array([one.correlations for one in several]) for method, several in cascades.items()}
     parts = next(iter(cascades.values()))[0].parts
-    failing = [method for method, table in tables.items() if method not in BLIND and np.nanmean(table[:, -1]) > MOST]
+    ends = {method: np.nanmean(table[:, -1]) for method, table in tables.items() if method not in BLIND}
+    failing, negative = (", ".join(name for name in ends if sign * ends[name] > MOST) or "none" for sign in (1, -1))
     rows = [row_of(method, table) for method, table in tables.items()]
     steps: list[Row] = [
         {"method": method, **{part: told(table[:, step]) for step, part in enumerate(parts)}} for method, table in tables.items()
     ]
-    verdict = (
-        f"Above {MOST} at the end: {', '.join(failing) or 'none'} ({len(tables) - len(BLIND)} methods, {len(photos)} photos)."
-    )
+    verdict = f"Above {MOST} at the end: {failing} ({len(ends)} methods, {len(photos)} photos). Below -{MOST}: {negative}."
     return "\n".join([verdict, "", to_markdown(rows), folded("After each step", to_markdown(steps))])
 
 
@@ -121,12 +121,13 @@ def row_of(method: str, table: Array) -> Row:
     undefined = int(np.isnan(last).sum())
     return {
         "method": method,
+        "photos": len(table),
         "of a class": None if method in BLIND else "yes" if of_class else "no",
         "after the head": told(table[:, 0]) if of_class or method in BLIND else "not applicable",  # the head has no part in them
         "halfway": told(table[:, table.shape[1] // 2]),
         "at the end": told(last),
         "undefined at the end": str(undefined) if undefined else None,
-        "passes": None if method in BLIND or undefined == len(last) else "yes" if np.nanmean(last) <= MOST else "no",
+        "passes": None if method in BLIND or undefined == len(last) else "yes" if abs(np.nanmean(last)) <= MOST else "no",
     }
 
 

@@ -189,7 +189,7 @@ def orders_above(models: int = 10, orders: int = 200) -> dict[str, float]:
 
 def found_of(network: CauseNetwork, scenes: int, folder: Path) -> Found:
     """Return the rows of a network, from its file if an earlier run has ended with the same settings."""
-    kept = folder / f"{network.name}.json"
+    kept, ways = folder / f"{network.name}.json", ways_that_apply(network)
     settings = {
         "visattn": visattn.__version__,
         "weights": hashlib.sha256((network.folder / "model.safetensors").read_bytes()).hexdigest(),
@@ -197,37 +197,44 @@ def found_of(network: CauseNetwork, scenes: int, folder: Path) -> Found:
         "metrics": [part._asdict() for part in PARTS],
         "protocol": asdict(HOW),
         "maps": [*BESIDE, GRID, CELLS, RADIUS, SAMPLES],
+        "ways": {name: asdict(way) for name, way in ways.items()},
     }
-    settings = msgspec.json.decode(msgspec.json.encode(settings))
+    settings = msgspec.json.decode(encoded := msgspec.json.encode(settings))
     if kept.exists() and (found := decoded(kept.read_bytes(), Found, kept.name)).settings == settings:
         return found
-    groups = measured(network, scenes, folder)
+    stem = folder / f"{network.name} {hashlib.sha256(encoded).hexdigest()[:12]}"  # of journals, which other settings do not share
+    groups = measured(network, ways, scenes, stem)
     rows = {group: list(rows_of(network.name, tables)) for group, tables in groups.items()}
     found = Found(settings, rows, [dict(row) for row in values_of(network.name, groups)])
     write_whole(kept, msgspec.json.encode(found))
     return decoded(kept.read_bytes(), Found, kept.name)
 
 
-def measured(network: CauseNetwork, scenes: int, folder: Path) -> dict[str, Tables]:
+def ways_that_apply(network: CauseNetwork) -> dict[str, Way]:
+    """Return the methods that apply to a network."""
+    first: Any = CausedScenes(network.cause, 1, seed=SEED).scene(0)  # type: ignore[arg-type]
+    ways, _ = applicable(ways_of(network.model, first), network.model, first)
+    return ways
+
+
+def measured(network: CauseNetwork, ways: Mapping[str, Way], scenes: int, stem: Path) -> dict[str, Tables]:
     """Return the numbers of all maps of a network, by group and metric."""
     torch.set_num_threads(1)
     data = CausedScenes(network.cause, scenes, seed=SEED)  # type: ignore[arg-type]
-    first: Any = data.scene(0)
-    ways, _ = applicable(ways_of(network.model, first), network.model, first)
     tables: dict[bool, Tables] = {False: {}, True: {}}
     for part in PARTS:
         some = {name: way for name, way in ways.items() if way.slow == part.slow}
-        tables[part.slow] |= evaluated(network, part, some, data, folder)
+        tables[part.slow] |= evaluated(network, part, some, data, stem)
     every = {metric: joined(table, tables[True][metric]) for metric, table in tables[False].items()}
     quick = {name: way for name, way in ways.items() if not way.slow}
-    return {"quick": {**tables[False], STABLE: stable(network, quick, data, folder)}, "every": every}
+    return {"quick": {**tables[False], STABLE: stable(network, quick, data, stem)}, "every": every}
 
 
-def evaluated(network: CauseNetwork, part: Part, ways: Mapping[str, Way], data: CausedScenes, folder: Path) -> Tables:
+def evaluated(network: CauseNetwork, part: Part, ways: Mapping[str, Way], data: CausedScenes, stem: Path) -> Tables:
     """Return the numbers of a part."""
     model, metrics = network.model, (*part.metrics, "auroc")
     names = [*ways, *(() if part.slow else BESIDE)]
-    journal = folder / f"{network.name} {part.name}.jsonl"
+    journal = stem.with_name(f"{stem.name} {part.name}.jsonl")
     evaluator = Evaluator(model, [], names, metrics, HOW, masked=True, journal=journal)
     for place in range(min(part.scenes, len(data))):
         scene = data.scene(place)
@@ -247,10 +254,10 @@ def joined(one: Table, two: Table) -> Table:
     return Table((*one.maps, *two.maps), np.concatenate([one.numbers[:count], two.numbers[:count]], 1))
 
 
-def stable(network: CauseNetwork, ways: Mapping[str, Way], data: CausedScenes, folder: Path) -> Table:
+def stable(network: CauseNetwork, ways: Mapping[str, Way], data: CausedScenes, stem: Path) -> Table:
     """Return the maximal sensitivity of methods."""
     settings = {"radius": RADIUS, "samples": SAMPLES, "scenes": SEED}
-    journal = JournalFile(folder / f"{network.name} {STABLE}.jsonl", STABLE, settings, _Stable)
+    journal = JournalFile(stem.with_name(f"{stem.name} {STABLE}.jsonl"), STABLE, settings, _Stable)
     known = {(line.map, line.place): line.value for line in journal.lines}
     count = min(FEW, len(data))
     for place in range(count):

@@ -36,7 +36,8 @@ def trust(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_tables_of_a_network(trust: ModuleType, tmp_path: Path) -> None:
     network = next(one for one in cause_networks() if one.name == "mark_cnn_0")
-    groups = trust.measured(network, SCENES, tmp_path)
+    ways, stem = trust.ways_that_apply(network), tmp_path / "mark_cnn_0"
+    groups = trust.measured(network, ways, SCENES, stem)
     quick = groups["quick"]
     assert groups["every"]["saco"].maps == (*FEW, *trust.BESIDE, "captum.occlusion")
     assert set(quick) == {*trust.RANKING, *trust.COSTLY, trust.STABLE, "auroc"}
@@ -58,7 +59,7 @@ def test_tables_of_a_network(trust: ModuleType, tmp_path: Path) -> None:
     assert rows["saco"]["order of the cause"][0] == pytest.approx(order)
     lower = quick["deletion"].numbers.mean(0)
     assert rows["deletion"]["methods above the truth"] == int((lower[:3] < lower[maps.index("truth")]).sum())
-    again = trust.measured(network, SCENES, tmp_path)["quick"]
+    again = trust.measured(network, ways, SCENES, stem)["quick"]
     assert all(np.array_equal(again[name].numbers, quick[name].numbers) for name in quick)
     (line, *_) = trust.summary(list(trust.rows_of("mark_cnn_0", quick)))
     assert line["truth first in"] in ("0 of 1", "1 of 1")
@@ -76,6 +77,15 @@ def test_rows_are_kept_for_the_same_settings(trust: ModuleType, tmp_path: Path, 
     monkeypatch.setattr(trust, "FEW", 2)
     again = trust.found_of(network, 2, tmp_path / "other")
     assert {row["scenes"] for row in again.rows["quick"]} == {2}
+
+
+def test_journals_of_other_settings_are_others(trust: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = next(one for one in cause_networks() if one.name == "mark_cnn_0")
+    before = trust.found_of(network, 2, tmp_path)
+    monkeypatch.setattr(trust, "CELLS", (4, 4))
+    after, fresh = (trust.found_of(network, 2, folder) for folder in (tmp_path, tmp_path / "other"))
+    assert after == fresh
+    assert after != before
 
 
 def test_one_network_of_each_cause_and_kind_is_measured(trust: ModuleType) -> None:

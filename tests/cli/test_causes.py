@@ -102,3 +102,9 @@ def test_wrong_words_are_one_line(words: list[str], text: str, run: Run, tmp_pat
     assert (code > 0, out) == (True, "")
     assert text in told
     assert told.count("\n") == 1
+
+
+def test_a_method_that_applies_to_no_network_is_an_error(run: Run) -> None:
+    code, _, errors = run("causes", "--method", "attention", *FEW, "-o", "out")
+    assert code == 1
+    assert "attention is left out on mark_cnn_0" in errors

@@ -119,3 +119,25 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     with pytest.raises(ImageError, match="no image has an annotation"):
         load_segmented(tmp_path)
+
+
+def test_photos_of_one_name_in_several_folders_keep_their_own_annotation(tmp_path: Path) -> None:
+    for number, folder in enumerate("ab"):
+        saved(tmp_path / "images" / folder / "1.png", picture(number))
+        saved(tmp_path / "annotations" / folder / "1.png", np.full(SIZE, number))
+    photos = load_segmented(tmp_path)
+    assert photos.names == ("a/1", "b/1")
+    assert [photo.labels.max() for photo in photos] == [0, 1]
+    assert all(np.array_equal(photo.image, picture(number)) for number, photo in enumerate(photos))
+    (tmp_path / "annotations" / "1.png").write_bytes((tmp_path / "annotations" / "a" / "1.png").read_bytes())
+    for folder in "ab":
+        (tmp_path / "annotations" / folder / "1.png").unlink()
+    with pytest.raises(ImageError, match=r"b/1\.png: has the name of .*a/1\.png; rename one"):
+        load_segmented(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "text"), [(b"\xff\xfe2007", "cannot be read"), (b"\n", "names no photos")])
+def test_lists_that_name_no_photos_are_refused(content: bytes, text: str, tmp_path: Path) -> None:
+    (voc(tmp_path) / "ImageSets" / "Segmentation" / "val.txt").write_bytes(content)
+    with pytest.raises(ImageError, match=rf"val\.txt: {text}"):
+        load_segmented(tmp_path)

@@ -203,7 +203,7 @@ def test_a_copy_does_not_know_its_model(model: nn.Module) -> None:
     one_head = visattn.explain(model, SCENE, method="attention").at(head=0)
     for other in (copy.deepcopy(explanation), pickle.loads(pickle.dumps(explanation)), one_head):
         assert torch.equal(other.panel.values, other.panel.values)
-        with pytest.raises(OptionError, match="is not known any more"):
+        with pytest.raises(OptionError, match="is not known"):
             other.check()
 
 
@@ -313,3 +313,19 @@ def test_the_shell_notes_the_check_in_the_picture(run: Run, tmp_path: Path) -> N
     code, _, told = run("overlay", SCENE, "--model", "scenes_vit", "--check", "0", "--compare", "scenes_cnn")
     assert code > 0
     assert "--check" in told
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_maps_of_few_cells_are_checked(seed: int) -> None:
+    torch.manual_seed(0)
+    model = visattn.load_model("resnet18", weights="none")
+    found = visattn.explain(model, SCENE, method="gradcam", img_size=64).check(sets=48, seed=seed)
+    assert found.robustness is not None
+    assert "nan" not in " ".join(found.lines())
+
+
+def test_a_page_tells_which_map_cannot_be_checked(model: nn.Module) -> None:
+    view = visattn.study(model, SCENE, methods=["relevance", "pca"], check=0)[0]
+    notes = [note for note in view.recording.provenance.notes if "check" in note]
+    assert "pca, check: a map of several components cannot be checked. Use another method." in notes
+    assert any(note.startswith("relevance, check: perturbation") for note in notes)

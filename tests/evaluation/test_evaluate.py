@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import visattn
 from visattn.core.families import input_spec
 from visattn.data.scenes import Scenes
-from visattn.errors import OptionError, OutputError
+from visattn.errors import MissingExtra, OptionError, OutputError, ResourceError
 from visattn.evaluation import (
     METRICS,
     NULLS,
@@ -314,7 +314,7 @@ def test_a_damaged_journal_is_refused_or_complete(seed: int, model: nn.Module, t
         except OutputError as error:
             refused.append(str(error))
             continue
-        numbers = Evaluation(list(found.numbers), settings["metrics"])
+        numbers = Evaluation(list(found._known.values()), settings["metrics"])
         if numbers.numbers:
             assert evaluation_page(numbers, "model", "none", Protocol())
     assert len(refused) > 50
@@ -337,7 +337,7 @@ def test_a_damaged_journal_is_refused_or_complete(seed: int, model: nn.Module, t
         ({"metrics": ["saco", "saco"]}, "two metrics have one name"),
         ({"methods": ["relevance", "relevance"]}, "two maps have one name"),
         ({"maps": {"relevance": [np.ones((4, 4))] * 2}}, "two maps have one name"),
-        ({"target": lambda outputs: outputs[:, 0], "journal": "journal.jsonl"}, "a function"),
+        ({"target": lambda outputs: outputs[:, 0], "journal": "journal.jsonl"}, "one function from another"),
     ],
 )
 def test_wrong_options_are_named(change: dict[str, Any], text: str, model: nn.Module) -> None:
@@ -360,3 +360,81 @@ def test_nulls_of_an_array() -> None:
         for one in several:
             assert sorted(one.numpy().ravel()) == sorted(values.ravel())
             assert not (one.numpy() == values).all()
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"target": "f", "labels": list("abcdef")}, {"target": "f", "labels": list("abcdfe")}),
+        ({"target": "similar:scene:1", "task": "embedding"}, {"target": "similar:scene:2", "task": "embedding"}),
+        ({"mean": (0.5, 0.5, 0.5)}, {"mean": (0.5, 0.5, 0.501)}),
+        ({"target": "label:" + "a" * 50 + "b", "labels": ["a" * 50 + end for end in "abcdef"]},) * 2,
+    ],
+)
+def test_a_journal_holds_the_whole_question(one: dict[str, Any], two: dict[str, Any], model: nn.Module, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    first = run(model, methods=["relevance"], journal=journal, **one)
+    content = journal.read_bytes()
+    assert numbers(run(model, methods=["relevance"], journal=journal, **one)) == numbers(first)
+    assert journal.read_bytes() == content
+    if one != two:
+        with pytest.raises(OutputError, match="other settings"):
+            run(model, methods=["relevance"], journal=journal, **two)
+
+
+def test_a_journal_refuses_functions_of_any_option(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="one function from another"):
+        run(model, journal=tmp_path / "journal.jsonl", transform=lambda picture: picture)
+
+
+@pytest.mark.parametrize("error", [MissingExtra, ResourceError])
+def test_what_the_machine_lacks_is_not_kept(
+    error: type[Exception], model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> float:
+        raise error("not on this machine")
+
+    journal = tmp_path / "journal.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setitem(METRICS, "saco", METRICS["saco"]._replace(compute=missing))
+        with pytest.raises(error, match="not on this machine"):
+            run(model, journal=journal)
+    assert numbers(run(model, journal=journal)) == numbers(run(model))
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"my": "precious data"}', b"text", b'{"journal":"evaluation","settings":{"model":"another']
+)
+def test_a_file_of_somebody_else_is_not_replaced(content: bytes, model: nn.Module, tmp_path: Path) -> None:
+    journal = tmp_path / "mine.json"
+    journal.write_bytes(content)
+    with pytest.raises(OutputError, match="not a journal of this kind"):
+        run(model, journal=journal)
+    assert journal.read_bytes() == content
+
+
+def test_a_torn_first_line_is_written_again(model: nn.Module, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    found = run(model, journal=journal)
+    content = journal.read_bytes()
+    journal.write_bytes(content[:200])
+    assert numbers(run(model, journal=journal)) == numbers(found)
+    heads = (part.splitlines()[0] for part in (content, journal.read_bytes()))
+    assert len(set(heads)) == 1
+
+
+def test_methods_without_a_class_stand_beside_those_of_one(model: nn.Module) -> None:
+    found = run(model, methods=["relevance", "rollout"], target=3, target_space="logit")
+    alone = run(model, methods=["rollout"], target=3, target_space="logit")
+    assert [one.left_out for one in found.numbers] == [""] * 4
+    assert [one.own for one in found.numbers if one.map == "rollout"] == [one.own for one in alone.numbers]
+    assert len({(one.place, one.target) for one in found.numbers}) == len(SCENES)
+
+
+def test_an_explanation_is_its_mean_over_heads(model: nn.Module) -> None:
+    explained = [visattn.explain(model, scene, method="attention") for scene in SCENES]
+    assert explained[0].map.axes == ("head",)
+    found = run(model, methods=[], maps={"heads": explained, "mean": [one.panel for one in explained]})
+    heads, mean = ([one.own for one in found.numbers if one.map == name] for name in ("heads", "mean"))
+    assert heads == mean
+    assert heads[0].keys() == {"deletion", "saco"}

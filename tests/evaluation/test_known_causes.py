@@ -107,7 +107,7 @@ def test_maps_of_files_are_those_of_the_function(ending: str, tmp_path: Path) ->
     for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
         model = visattn.load_model(row["network"])
         pixels = visattn.prepare(str(path.parent / row["image"]), model).pixels
-        values = saliency(model, pixels, int(row["class"])).double().sum(1)[0].numpy()
+        values = saliency(model, pixels, int(row["class"])).sum(1)[0].numpy()  # float32, as files hold it
         place = (path.parent / row["map"]).with_suffix(ending)
         place.parent.mkdir(parents=True, exist_ok=True)
         if ending == ".npy":
@@ -309,3 +309,18 @@ def test_a_method_that_does_not_apply_is_left_out() -> None:
 def test_numbers_can_be_json(tmp_path: Path) -> None:
     causes = find_causes({"mine": saliency}, networks=["mark_cnn_0"], scenes=2)
     assert json.loads(json.dumps([causes.rows(), causes.verdicts()], allow_nan=False))
+
+
+def test_other_weights_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "journal.jsonl"
+    asked: dict[str, Any] = {"methods": "gradcam", "networks": "mark_cnn_0", "scenes": 2, "journal": journal}
+    before = find_causes(**asked).findings[0].auroc.tolist()
+    count = len(journal.read_text().splitlines())
+    assert find_causes(**asked).findings[0].auroc.tolist() == before
+    assert len(journal.read_text().splitlines()) == count
+    for changed in ("mark_cnn_0", "ground_cnn_0"):  # the network itself, and that of the control
+        network = next(one for one in cause_networks() if one.name == changed)
+        monkeypatch.setattr(type(network), "digest", property(lambda one, name=changed: f"{one.name} {one.name == name}"))
+        find_causes(**asked)
+        count += 1
+        assert len(journal.read_text().splitlines()) == count

@@ -16,6 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from visattn.core.geometry import Box
+from visattn.core.maps import AttentionMap
+from visattn.core.provenance import Provenance
+from visattn.core.records import TokenLayout
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.evaluation import (
     deletion,
@@ -479,3 +483,30 @@ def test_maps_of_another_input_are_refused() -> None:
     with pytest.raises(MapError, match="input pixels"):
         deletion(network(), picture(), explained)
     assert side != SIDE
+
+
+@pytest.mark.parametrize("metric", [deletion, insertion])
+def test_pixels_that_the_map_does_not_cover_stay(metric: Metric) -> None:
+    """A map of 56 x 56 of 64 x 64 pixels leaves the others as they are, from the first point to the last."""
+    layout = TokenLayout("tokens", (), (7, 7), Box(0, 0, 56, 56))
+    shown = AttentionMap(torch.from_numpy(cells(7, 7)), (), layout, {}, "attention", Provenance(), signed=True)
+    seen = list[Tensor]()
+
+    def score(inputs: Tensor) -> Tensor:
+        seen.append(inputs)
+        return inputs.mean((1, 2, 3))
+
+    pixels = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    curve = metric(score, pixels, shown, steps=4, baseline=7.0)
+    inputs = torch.cat(seen)
+    assert torch.equal(inputs[:, :, 56:], pixels[:, :, 56:].expand(5, -1, -1, -1))
+    assert torch.equal(inputs[:, :, :, 56:], pixels[:, :, :, 56:].expand(5, -1, -1, -1))
+    whole, none = (inputs[-1], inputs[0]) if metric is insertion else (inputs[0], inputs[-1])
+    assert torch.equal(whole, pixels[0])
+    assert bool((none[:, :56, :56] == 7).all())
+    assert curve.scores[0 if metric is deletion else -1] == pytest.approx(float(pixels.mean()))
+
+
+def test_fractions_that_are_no_numbers_are_named() -> None:
+    with pytest.raises(OptionError, match="ascending numbers from 0 to 1"):
+        perturbation(network(), picture(), cells(4, 4), fractions=["a", "b"])  # type: ignore[list-item]

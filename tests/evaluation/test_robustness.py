@@ -91,3 +91,12 @@ def test_constant_maps_and_wrong_input() -> None:
     for options in ({"samples": 0}, {"patch": 0.9}, {"noise": -1}):
         with pytest.raises(OptionError):
             robustness(local, picture(), **options)
+
+
+def test_a_square_that_touches_all_cells_has_no_number() -> None:
+    """Of 2 x 2 cells of 32 pixels, a square of 8 pixels touches 1, 2 or 4: with fewer than two cells left there is no correlation."""
+    random = np.random.default_rng(0)
+    found = robustness(lambda _: random.random((2, 2)), picture(), samples=40)
+    touched = np.isnan(found.patch)
+    assert 0 < touched.sum() < 40
+    assert np.abs(found.patch[~touched]).max() <= 1 + 1e-12

@@ -199,7 +199,8 @@ class _Asked:
         model = reference and reference()
         if model is None:
             raise OptionError(
-                "the model that made this map is not known any more. Check what visattn.explain returns, while the model lives."
+                "the model that made this map is not known: it is gone, or the map is part of an explanation, or one of several that have "
+                "a target each. Check what visattn.explain returned, while the model lives."
             )
         if explanation.panel.axes:
             raise OptionError("a map of several components cannot be checked. Use another method.")
@@ -338,4 +339,7 @@ def _told(interval: Interval, form: str = ".2f") -> str:
 
 def _range(values: Any) -> str:  # noqa: ANN401 - one number or several
     several = np.atleast_1d(values)
+    several = several[~np.isnan(several)]
+    if not len(several):
+        return "undefined"
     return f"{several.mean():.2f}" if len(several) == 1 else f"{several.mean():.2f} (worst {several.min():.2f})"

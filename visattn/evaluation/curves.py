@@ -60,7 +60,7 @@ def deletion(
     """Remove pixels, those with the largest values first, and follow the score: a small area means that the map found what it needs.
 
     Point `i` of `steps + 1` has the first `round(i / steps * n)` of `n` units removed: the first point is the input itself, the last one
-    the baseline. The area is that of trapezoids. Where the map does not cover the input, nothing is removed.
+    the baseline. The area is that of trapezoids. Where the map does not cover the input, pixels stay what they are.
 
     Args:
         score: Function from inputs `(B, C, H, W)` to one number for each, `(B,)`, such as the probability of a class. It runs without
@@ -105,8 +105,8 @@ def insertion(
 ) -> Curve:
     """Insert pixels into the baseline, those with the largest values first: a large area means that the map found what suffices.
 
-    The first point is the baseline, the last one the input itself. Arguments, result, errors and source are those of `deletion`; the
-    default baseline is the authors' blurred input.
+    The first point is the baseline where the map covers the input, the last one the input itself. Arguments, result, errors and source are
+    those of `deletion`; the default baseline is the authors' blurred input.
     """
     counts = _even(steps)
     return _curve("insertion", score, pixels, shown, counts, baseline, by, batch_size, seed, inserts=True)
@@ -128,7 +128,7 @@ def perturbation(
 
     The paper's score is 1 where the model still predicts the class, else 0, and its baseline is black before preprocessing. The area is
     the authors': trapezoids from fraction 0, the input itself, to 0.9; so its largest value for such a score is 0.9, or 90 in percent.
-    The mean over the nine levels from 0.1 is another number: 55.2 instead of 53.1 for rollout in the paper's table.
+    The mean over the nine levels from 0.1 is another number: 55.2 instead of 53.1 for rollout, as issue 31 of the authors' code has it.
 
     Args:
         score: See `deletion`.
@@ -153,7 +153,10 @@ def perturbation(
         Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021, arXiv:2012.09838, section 4.
     """
     one_of(sign, get_args(Sign), "sign")
-    shares = np.array(fractions, np.float64)
+    try:
+        shares = np.array(fractions, np.float64)
+    except (TypeError, ValueError):
+        shares = np.zeros(0)
     if shares.ndim != 1 or len(shares) < 2 or not (np.diff(shares) > 0).all() or shares[0] < 0 or shares[-1] > 1:
         raise OptionError(f"fractions must be at least two ascending numbers from 0 to 1, got {list(fractions)}.")
     last = sign == "negative"
@@ -182,7 +185,8 @@ def _curve(
     units = units_of(shown, (pixels.shape[-2], pixels.shape[-1]), by, seed)
     units = units.reversed() if last else units
     counts = np.round(fractions * len(units)).astype(int).tolist()
-    ranks, other = units.ranks(pixels.device), background(pixels, baseline)
+    ranks = units.ranks(pixels.device)
+    other = torch.where(ranks < len(units), background(pixels, baseline), pixels)
     first, rest = (pixels, other) if inserts else (other, pixels)
 
     def changed(some: Sequence[int]) -> Tensor:

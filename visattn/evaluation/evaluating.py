@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -24,19 +25,20 @@ from visattn.core.families import provenance_of
 from visattn.core.images import image_facts
 from visattn.core.loading.weights import state_digest
 from visattn.core.maps import AttentionMap
+from visattn.core.methods import METHODS, name_of
 from visattn.core.pipeline.again import scoring
 from visattn.core.pipeline.answering import with_target
-from visattn.core.pipeline.asking import asked_of, model_of
+from visattn.core.pipeline.asking import Asked, asked_of, model_of
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
-from visattn.core.pipeline.preprocessing import PreprocessingOptions
+from visattn.core.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.core.pipeline.question import Question
 from visattn.core.pipeline.running import explained
 from visattn.core.pipeline.targets import Of, Target, TargetOptions
-from visattn.errors import MapError, OptionError, VisattnError
+from visattn.errors import MapError, MissingExtra, OptionError, ResourceError, VisattnError
 from visattn.evaluation.choices import By, LocatedName, MetricName, Replacement
 from visattn.evaluation.curves import Curve
 from visattn.evaluation.evaluation_journal import EvaluationJournal
-from visattn.evaluation.given import MapLike, MaskLike, as_map, as_mask, on_input
+from visattn.evaluation.given import MapLike, MaskLike, as_map, as_mask, on_input, one_map
 from visattn.evaluation.map_numbers import Curves, Evaluation, MapNumbers
 from visattn.evaluation.metric_table import LOCATED, METRICS, Protocol, ScoredPhoto
 from visattn.evaluation.nulls import blind_maps, copies_of
@@ -184,9 +186,7 @@ class Evaluator:
         for what, names in (("metrics", metrics), ("maps", (*methods, *maps))):
             if len(set(names)) < len(names):
                 raise OptionError(f"two {what} have one name: {', '.join(names)}.")
-        if journal is not None and callable(target):
-            raise OptionError("a journal cannot tell one target that is a function from another. Leave journal out.")
-        questions = {method: asked_of(method, target, options, how.seed) for method in methods}
+        questions = {method: _asked(method, target, options, how.seed) for method in methods}
         self._questions = {name: asked.question for name, asked in questions.items()}
         self._preprocessing = asked_of("auto", target, options, how.seed).how
         self._model, self._notes = model_of(model, self._preprocessing, weights=weights, seed=how.seed, device=device)
@@ -200,10 +200,26 @@ class Evaluator:
             "maps": list(maps),
             "metrics": sorted(self._metrics),
             "protocol": asdict(how),
-            "target": repr(self._target),
-            "preprocessing": repr(self._preprocessing),
         }
+        if journal is not None:
+            settings |= {
+                name: self._settled(asked) for name, asked in (("target", self._target), ("preprocessing", self._preprocessing))
+            }
         self._journal = EvaluationJournal(None if journal is None else Path(journal), settings, anew=anew)
+
+    def _settled(self, asked: Target | Preprocessing) -> str:
+        """Return a target or a preprocessing as a journal keeps it: in brief, with a digest of the whole.
+
+        Raises:
+            OptionError: If it holds a function.
+        """
+
+        def told(value: Any) -> str:  # noqa: ANN401 - what JSON cannot hold
+            if hasattr(value, "image"):  # a target that compares with an image
+                return str(image_facts(read(value.image, self._preprocessing)).sha256)
+            raise OptionError("a journal cannot tell one function from another. Leave journal out.")
+
+        return f"{asked!r} {hashlib.sha256(msgspec.json.encode(vars(asked), enc_hook=told)).hexdigest()[:16]}"
 
     @property
     def evaluation(self) -> Evaluation:
@@ -253,6 +269,8 @@ class Evaluator:
                     drawn = self._drawn(photo, shown)
                     made = time.perf_counter()
                     own, nulls = self._of_map(shared, drawn)
+                except (MissingExtra, ResourceError):  # which concern the machine, not the map
+                    raise
                 except VisattnError as error:
                     yield MapNumbers(place, name, of, method, {}, {}, left_out=str(error))
                     continue
@@ -348,13 +366,20 @@ def _content(shown: MapLike) -> bytes:
     return repr((found.values.shape, found.layout)).encode() + found.values.detach().double().cpu().numpy().tobytes()
 
 
+def _asked(method: str, target: Of, options: Mapping[str, Any], seed: int) -> Asked:
+    """Return the question of a method; one that needs no class is asked without the target and its options."""
+    if method != "auto" and not METHODS[name_of(method)].targeted:
+        target, options = None, {name: value for name, value in options.items() if name not in TargetOptions.__annotations__}
+    return asked_of(method, target, options, seed)
+
+
 def _own_map(shown: MapLike, photo: Prepared) -> AttentionMap:
     """Return a map that is given, with its place on the photo.
 
     Raises:
         MapError: If it is known to be of another photo, or of another part of it.
     """
-    found = as_map(shown)
+    found = one_map(shown)
     facts, known = image_facts(photo.photo), found.provenance
     is_other_file = facts.sha256 != known.image_sha256 and not {facts.name, known.image} & {_NO_FILE, None}
     if is_other_file or known.geometry not in (None, photo.geometry):

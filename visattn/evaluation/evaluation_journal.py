@@ -48,11 +48,6 @@ class EvaluationJournal:
                 raise OutputError(f"{printable(str(path))}: line {number} is not whole; pass another file")
         self._known = {(line.place, line.source, line.map): _numbers(line) for line in self._file.lines}
 
-    @property
-    def numbers(self) -> list[MapNumbers]:
-        """All numbers of the earlier run."""
-        return list(self._known.values())
-
     def known(self, place: int, source: str, name: str) -> MapNumbers | None:
         """Return the numbers of a map of a photo, if they are known; `source` is a digest of photo, mask and map."""
         return self._known.get((place, source, name))

@@ -60,9 +60,14 @@ def as_map(shown: MapLike) -> AttentionMap:
     return AttentionMap(values.detach().double(), (), layout, {}, "array", provenance, signed=bool((values < 0).any()))
 
 
+def one_map(shown: MapLike) -> AttentionMap:
+    """Return a map, see `as_map`; of an explanation the mean over its heads and layers."""
+    return shown.panel if isinstance(shown, Explanation) else as_map(shown)
+
+
 def on_input(shown: MapLike, geometry: Geometry) -> AttentionMap:
-    """Return a map with its place on the photo. An array, an unplaced map of a file too, covers the whole input of the model."""
-    found = as_map(shown)
+    """Return one map with its place on the photo. An array, an unplaced map of a file too, covers the whole input of the model."""
+    found = one_map(shown)
     layout = replace(found.layout, box=Box(0, 0, *geometry.input)) if found.layout.space == ARRAY else found.layout
     return replace(found, layout=layout, provenance=found.provenance.but(geometry=geometry))
 

@@ -50,12 +50,17 @@ class JournalFile(Generic[Line]):
         try:
             content = path.read_bytes() if path.exists() and not anew else b""
             whole = content[: content.rfind(b"\n") + 1]  # the last line may be torn
+            head = msgspec.json.encode(_Head(of, known))
+            if content and not whole and not head.startswith(content):
+                raise OutputError(
+                    f"{printable(str(path))}: not a journal of this kind (its first line is another); pass another file"
+                )
             if whole and self._goes_on(path, whole.splitlines(), known, kind):
                 with path.open("r+b") as file:
                     file.truncate(len(whole))
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(msgspec.json.encode(_Head(of, known)) + b"\n")
+                path.write_bytes(head + b"\n")
         except OutputError:  # which is an OSError, too
             raise
         except OSError as error:

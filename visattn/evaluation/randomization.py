@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visattn._support.reprs import brief
 from visattn.errors import ShapeError
-from visattn.evaluation.given import MapLike, as_map
+from visattn.evaluation.given import MapLike, one_map
 from visattn.evaluation.scores import one_input
 
 Array = NDArray[np.float64]
@@ -91,14 +91,14 @@ def flip_equivariance(pixels: Tensor, explain: Callable[[Tensor], MapLike]) -> f
 
 
 def spearman(one: Array, two: Array) -> float:
-    """Return the rank correlation of two arrays of one shape, with mean ranks for equal values; NaN if one is constant.
+    """Return the rank correlation of two arrays of one shape, with mean ranks for equal values; NaN if one is constant or empty.
 
     Raises:
         ShapeError: If the shapes differ.
     """
     if one.shape != two.shape:
         raise ShapeError(f"maps of one grid are needed, got {one.shape} and {two.shape}.")
-    if np.ptp(one) == 0 or np.ptp(two) == 0:
+    if one.size < 2 or np.ptp(one) == 0 or np.ptp(two) == 0:
         return float("nan")
     return float(np.corrcoef(_ranks(one.ravel()), _ranks(two.ravel()))[0, 1])
 
@@ -111,12 +111,12 @@ def _ranks(values: Array) -> Array:
 
 
 def cells_of_map(shown: MapLike) -> Array:
-    """Return the values of a map without further axes, `(rows, columns)`.
+    """Return the values of a map, `(rows, columns)`; of an explanation the mean over its heads and layers.
 
     Raises:
         ShapeError: If it has further axes.
     """
-    values = as_map(shown).values
+    values = one_map(shown).values
     if values.ndim != 2:
         raise ShapeError(f"a map must be (rows, columns), got {tuple(values.shape)}.")
     cells: Array = values.detach().double().cpu().numpy()

@@ -24,7 +24,9 @@ Explain = Callable[[Tensor], MapLike]
 
 @dataclass(frozen=True, eq=False)
 class Robustness:
-    """Spearman correlations of a map with that of a changed input, moved back; NaN if one of them is constant.
+    """Spearman correlations of a map with that of a changed input, moved back.
+
+    They are NaN if one of both is constant, or if fewer than two cells are left to compare.
 
     Attributes:
         noise: `(samples,)` with Gaussian noise on the input.

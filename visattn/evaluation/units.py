@@ -17,7 +17,7 @@ from visattn.core.geometry import Box, Geometry
 from visattn.core.maps.interpolation import resampled
 from visattn.errors import MapError, ShapeError
 from visattn.evaluation.choices import By
-from visattn.evaluation.given import ARRAY, MapLike, as_map
+from visattn.evaluation.given import ARRAY, MapLike, one_map
 from visattn.evaluation.object_masks import refuse_holes
 
 _DIGITS = 12  # of interpolated values, relative to the largest
@@ -79,7 +79,7 @@ def units_of(shown: MapLike, size: tuple[int, int], by: By, seed: int = 0) -> Un
     """
     one_of(by, get_args(By), "unit")
     at_least("seed", seed, 0)
-    found = as_map(shown)
+    found = one_map(shown)
     if found.axes or len(found.layout.grid) != 2:
         raise MapError(f"a metric takes one map, (rows, columns); this one has the axes {(*found.axes, *found.layout.grid)}.")
     refuse_holes(found)

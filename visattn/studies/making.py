@@ -24,6 +24,7 @@ from visattn.core.methods.from_attention.contributions import others, parts_of
 from visattn.core.pipeline.answering import answer, with_target
 from visattn.core.pipeline.arguments import target_of
 from visattn.core.pipeline.asking import model_of
+from visattn.core.pipeline.explanation import Explanation
 from visattn.core.pipeline.inputs import Prepared, prepare_with, read
 from visattn.core.pipeline.outputs import outputs_of, predicted_classes
 from visattn.core.pipeline.own_targets import for_each, once_each
@@ -165,11 +166,9 @@ def view_of(
     maps: dict[str, AttentionMap] = {}
     for name, question in questions.items():
         if check is not None:
-            tested = explained(model, [prepared], question, seed=seed)[0].checked(seconds=check)
-            lines = [text for text in tested.provenance.notes if text.startswith("check: ")]
-            notes = tuple(f"{name}, {text}" for text in lines)
-            recording = replace(recording, provenance=recording.provenance.but(notes=notes))
-            maps[name] = tested.map
+            found = explained(model, [prepared], question, seed=seed)[0]
+            recording = replace(recording, provenance=recording.provenance.but(notes=_checked(name, found, check)))
+            maps[name] = found.map
         elif from_recording(question):
             maps[name] = answer(recording, prepared, question).map
         else:
@@ -179,6 +178,14 @@ def view_of(
     contributions = None if summed is None else _contributions(model, prepared, summed.target, passes)
     shown = classes[0] if classes else ()
     return View(prepared.photo, prepared.geometry, recording, maps, shown, importance=importance, contributions=contributions)
+
+
+def _checked(name: str, found: Explanation, seconds: float) -> tuple[str, ...]:
+    """Return notes on how far a map can be trusted, or why it cannot be checked."""
+    try:
+        return tuple(f"{name}, check: {line}" for line in found.check(seconds=seconds).lines())
+    except OptionError as error:
+        return (f"{name}, check: {error}",)
 
 
 def _contributions(model: nn.Module, prepared: Prepared, target: Target, passes: SharedPasses) -> Contributions:

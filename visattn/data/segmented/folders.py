@@ -28,10 +28,11 @@ def voc(root: Path, split: str) -> SegmentedPhotos:
     listed = root / "ImageSets" / "Segmentation" / f"{split}.txt"
     try:
         names = tuple(listed.read_text(encoding="utf-8").split())
-    except OSError as error:
-        raise ImageError(
-            f"{printable(str(listed))}: cannot be read ({(error.strerror or str(error)).lower()}); pass another split"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (getattr(error, "strerror", "") or str(error)).lower()
+        raise ImageError(f"{printable(str(listed))}: cannot be read ({reason}); pass another split") from error
+    if not names:
+        raise ImageError(f"{printable(str(listed))}: names no photos; pass another split")
 
     def read(number: int) -> SegmentedPhoto:
         name = names[number]
@@ -49,15 +50,16 @@ def folders(root: Path, split: str, background: int) -> SegmentedPhotos:
     """Return the photos of the folder `images` that have an annotation; see `load_segmented`.
 
     Raises:
-        ImageError: If there is none.
+        ImageError: If there is none, or if two files have one name.
     """
     images, annotations = (
         root / name / split if is_folder(root / name / split) else root / name for name in ("images", "annotations")
     )
-    files = {path.stem: path for path in sorted(images.rglob("*")) if path.suffix.lower() in _IMAGES}
-    told = {path.stem: path for path in sorted(annotations.rglob("*.png"))}
-    names = tuple(name for name in files if name in told)
-    if not names:
+    for whole in (True, False):
+        files, told = _by_name(images, _IMAGES, whole=whole), _by_name(annotations, (".png",), whole=whole)
+        if names := tuple(name for name in files if name in told):
+            break
+    else:
         raise ImageError(f"{printable(str(root))}: no image has an annotation of its name (.png)")
 
     def read(number: int) -> SegmentedPhoto:
@@ -68,6 +70,21 @@ def folders(root: Path, split: str, background: int) -> SegmentedPhotos:
         return SegmentedPhoto(name, image, labels)
 
     return SegmentedPhotos(names, read)
+
+
+def _by_name(root: Path, endings: tuple[str, ...], *, whole: bool) -> dict[str, Path]:
+    """Return files by what an image and its annotation share: the whole path inside of their folders without the ending, or its last part.
+
+    Raises:
+        ImageError: If two files have one name.
+    """
+    found = dict[str, Path]()
+    for path in sorted(path for path in root.rglob("*") if path.suffix.lower() in endings):
+        name = path.relative_to(root).with_suffix("").as_posix() if whole else path.stem
+        if name in found:
+            raise ImageError(f"{printable(str(path))}: has the name of {printable(str(found[name]))}; rename one")
+        found[name] = path
+    return found
 
 
 def _numbers(path: Path, image: Image.Image) -> NDArray[np.int64]:

@@ -45,7 +45,7 @@ def imagenet_segmentation(path: Path) -> SegmentedPhotos:
             with opened() as file:
                 pixels = np.asarray(file[file["value/img"][number, 0]]).transpose()  # MATLAB's order of axes
                 mask = np.asarray(file[file[file["value/gt"][number, 0]][0, 0]]).transpose()
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, IndexError, OSError) as error:
             raise ImageError(f"{printable(str(path))}: photo {number} cannot be read ({first_line(error)})") from error
         if pixels.dtype != np.uint8 or pixels.shape[:2] != mask.shape or mask.ndim != 2:
             raise ImageError(f"{printable(str(path))}: photo {number} and its mask differ: {pixels.shape} and {mask.shape}")

@@ -86,9 +86,9 @@ def find_causes(
     for network in tqdm(chosen, unit="network", disable=True if quiet else None):
         other = network if network.cause == PATCH else another(network, every)
         for name, shown in shown_by.items():
-            source = sourced[name]
+            source = sourced[name] and _joined(sourced[name], network.digest, other.digest)
             line = known.get((name, source, network.name)) if source else None
-            line = line or file.add(_measured(name, sourced[name], shown, network, other, scenes, seed))
+            line = line or file.add(_measured(name, source, shown, network, other, scenes, seed))
             findings.append(_findings(line, network))
     return Causes(findings)
 
@@ -106,6 +106,10 @@ def _source(method: Method) -> str:
     else:
         digest.update(json.dumps(method, default=str).encode())
     return digest.hexdigest()
+
+
+def _joined(*digests: str) -> str:
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def chosen_of(every: Sequence[CauseNetwork], names: Sequence[str] | str | None) -> list[CauseNetwork]:

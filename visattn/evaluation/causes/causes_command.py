@@ -89,7 +89,7 @@ def causes_command(
     shown = [{name: row[name] for name in _SHOWN} for row in verdicts]
     click.echo(to_json({"output": paths, **whole}) if as_json else to_text(shown))
     note(quiet, *left_out, *(f"wrote {path}" for path in paths))
-    return 0
+    return int(not rows)
 
 
 def _asked(methods: tuple[str, ...], maps: tuple[Path, ...]) -> dict[str, Method]:

@@ -144,6 +144,7 @@ class Causes:
         """Return a row for each method, cause and kind of network: the conclusion follows from the worst network.
 
         A method may be trusted with a cause if it finds it in each of five networks or more; else the row tells in how many of how many.
+        Beside it stand the lowest AUROC, lower end, and share of scenes whose largest cell touches the cause, each of any of the networks.
         With fewer than 30 scenes of a network there is no verdict.
         """
         groups = dict[tuple[str, str, str], list[Row]]()
@@ -189,9 +190,12 @@ def _yes(holds: bool, one: Findings) -> str | None:
     return None if len(one.auroc) < FEWEST else "yes" if holds else "no"
 
 
+def _least(name: str, rows: Sequence[Row]) -> float:
+    return min(float(row[name]) for row in rows)
+
+
 def _verdict(key: tuple[str, str, str], rows: Sequence[Row]) -> Row:
     count, found, inverted = (len(rows), *(sum(row[name] == "yes" for row in rows) for name in ("found", "inverted")))
-    worst = min(rows, key=lambda row: float(row["low"]))
     text = "may be trusted" if found == count >= ENOUGH else f"found in {found} of {count}"
     if any(row["found"] is None for row in rows):
         text = f"none: fewer than {FEWEST} scenes"
@@ -207,8 +211,8 @@ def _verdict(key: tuple[str, str, str], rows: Sequence[Row]) -> Row:
     }
     return {
         **values,
-        "worst auroc": worst["auroc"],
-        "worst low": worst["low"],
-        "least touches": min(float(row["largest cell touches"]) for row in rows),
+        "worst auroc": _least("auroc", rows),
+        "worst low": _least("low", rows),
+        "least touches": _least("largest cell touches", rows),
         "verdict": text,
     }

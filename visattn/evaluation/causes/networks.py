@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from visattn._support.files import is_file
 from visattn.core.families import input_spec
 from visattn.core.loading import load_model
 from visattn.core.loading.networks import cause_folder, network_path
-from visattn.core.loading.weights import FACTS
+from visattn.core.loading.weights import FACTS, state_digest
 from visattn.core.pipeline.inputs import prepare
 from visattn.data.scenes import CAUSES, CausedScenes, Scenes
 from visattn.errors import OptionError
@@ -76,6 +77,16 @@ class CauseNetwork:
         """The network."""
         return load_model(str(self.folder))
 
+    @cached_property
+    def digest(self) -> str:
+        """Digest of its weights, and of the patch."""
+        patch = self._patch.read_bytes() if self.cause == PATCH else b""
+        return state_digest(self.model) + hashlib.sha256(patch).hexdigest()
+
+    @property
+    def _patch(self) -> Path:
+        return cause_folder().parent / "patches" / f"{PATCHED[self.kind]}.png"
+
     def cases(self, count: int, seed: int = SEED) -> Iterator[Case]:
         """Yield scenes of the cause; of a patch those that it turns, so there may be fewer.
 
@@ -94,7 +105,7 @@ class CauseNetwork:
 
     def _turned(self, count: int, seed: int) -> Iterator[Case]:
         """Yield scenes of other classes that the patch, at a random place, turns to its class."""
-        with Image.open(cause_folder().parent / "patches" / f"{PATCHED[self.kind]}.png") as picture:
+        with Image.open(self._patch) as picture:
             patch = np.asarray(picture.convert("RGB"))
         most, side, found = 4 * count, len(patch), 0
         scenes = Scenes(most, input_spec(self.model).size, seed=seed)
