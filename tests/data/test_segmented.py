@@ -128,7 +128,7 @@ def test_photos_of_one_name_in_several_folders_keep_their_own_annotation(tmp_pat
     photos = load_segmented(tmp_path)
     assert photos.names == ("a/1", "b/1")
     assert [photo.labels.max() for photo in photos] == [0, 1]
-    assert all(np.array_equal(photo.image, picture(number)) for number, photo in enumerate(photos))
+    assert all(np.array_equal(np.asarray(photo.image), picture(number)) for number, photo in enumerate(photos))
     (tmp_path / "annotations" / "1.png").write_bytes((tmp_path / "annotations" / "a" / "1.png").read_bytes())
     for folder in "ab":
         (tmp_path / "annotations" / folder / "1.png").unlink()

@@ -25,7 +25,7 @@ from visattn.evaluation import Causes, Findings, find_causes
 from visattn.evaluation.causes.bench import chosen_of
 from visattn.evaluation.causes.exporting import export_scenes
 from visattn.evaluation.causes.findings import CONTROLS, FEWEST, holm
-from visattn.evaluation.causes.networks import PATCH_CLASS, another, cause_networks
+from visattn.evaluation.causes.networks import PATCH_CLASS, CauseNetwork, another, cause_networks
 from visattn.evaluation.given import as_map
 
 SCENES = 3
@@ -319,8 +319,11 @@ def test_other_weights_are_measured_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_causes(**asked).findings[0].auroc.tolist() == before
     assert len(journal.read_text().splitlines()) == count
     for changed in ("mark_cnn_0", "ground_cnn_0"):  # the network itself, and that of the control
-        network = next(one for one in cause_networks() if one.name == changed)
-        monkeypatch.setattr(type(network), "digest", property(lambda one, name=changed: f"{one.name} {one.name == name}"))
+
+        def digest(network: CauseNetwork, changed: str = changed) -> str:
+            return f"{network.name} {network.name == changed}"
+
+        monkeypatch.setattr(CauseNetwork, "digest", property(digest))
         find_causes(**asked)
         count += 1
         assert len(journal.read_text().splitlines()) == count
