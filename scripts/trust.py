@@ -151,7 +151,7 @@ def main() -> int:
     parts = []
     for group, title in GROUPS.items():
         rows = [row for one in found for row in one.rows[group]]
-        each = folded(f"Each network, {title}", to_markdown([_told_row(row) for row in rows]))
+        each = folded(f"Each network by {title}", to_markdown([_told_row(row) for row in rows]))
         parts += [f"{title.capitalize()}:", "", to_markdown(summary(rows)), each]
     values = [row for one in found for row in one.values]
     text = "\n".join([*parts, folded("Each map", to_markdown(values)), additive, ""])
